@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun import __version__
 from llmrun.base import folders
-from llmrun.base.compiled.host import host_target
-from llmrun.base.machine.processor import processor_name
+from llmrun.base.compiled.host import machine_key
+from llmrun.base.folders import is_recent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 CONFIRMED: Final = 3  # runs after which a speed is believed even if it is much slower than predicted
 _MOST_ENTRIES: Final = 64  # of each kind
 _MOST_FILE_BYTES: Final = 1 << 20
-_MOST_SECONDS: Final = 30 * 24 * 3600
 _N_COSTS: Final = 4
 _LONGEST_COST: Final = 1e4  # seconds
 _ALIKE: Final = 0.9  # a run with this share of the best speed confirms it, so that it does not become too old
@@ -182,16 +180,6 @@ def _checked_costs(costs: Any) -> tuple[float, ...]:
     if costs and (len(costs) != _N_COSTS or not costs[0] + costs[1]):
         raise ValueError(costs)
     return tuple(costs)
-
-
-def is_recent(at: float) -> bool:
-    """Return whether a figure is less than a month old, given its time in seconds since 1970."""
-    return 0 <= time.time() - at < _MOST_SECONDS
-
-
-def machine_key(n_threads: int) -> list[Any]:
-    """Return what the speeds depend on. Figures with another key are not used."""
-    return [processor_name(), host_target().level.name, n_threads, os.cpu_count(), __version__]
 
 
 def keep_run(info: ModelInfo, decode: float, prefill: float) -> None:

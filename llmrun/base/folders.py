@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,7 @@ O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # byte order marks; `>` in Windows PowerShell writes UTF-16
+_MONTH_S = 30 * 24 * 3600
 _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 
 
@@ -166,6 +168,11 @@ def refuse_utf_16(data: bytes, where: str) -> None:
     if data.startswith(UTF_16):
         hint = "save it as UTF-8; in PowerShell, use | Out-File -Encoding utf8 FILE instead of > FILE"
         raise UsageError(f"{where}: not UTF-8, but UTF-16", hint=hint)
+
+
+def is_recent(at: float) -> bool:
+    """Return whether a stored figure is less than a month old, given its time in seconds since 1970."""
+    return 0 <= time.time() - at < _MONTH_S
 
 
 def write_whole(path: Path, data: bytes) -> None:

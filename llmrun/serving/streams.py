@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from starlette.types import Send
 
 from llmrun.base.errors import LlmrunError
+from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
 from llmrun.engine.requests import Event, Finished, PromptDelta, Request, TextDelta
 from llmrun.serving.bodies import off_the_loop
@@ -121,11 +122,6 @@ _MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
 _MOST_EVENTS = 64  # the number of events written at a time; writing 64 events takes a millisecond
 
 
-def _predicted_s(served: ServedRequest) -> float | None:
-    """Return the predicted seconds from a request's acceptance to its first token, or None if unknown."""
-    return None if served.taken is None else served.taken.first_token_s
-
-
 class Choices:
     """Requests all choices of a call from a model, and merges the choices' events.
 
@@ -141,7 +137,7 @@ class Choices:
         self._asked_at = time.perf_counter()
         self._n_described = 0  # the number of prompt tokens with log-probabilities
         self._served: list[ServedRequest] = []
-        self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
+        self._taken: list[tuple[Taken, float]] = []  # the engine's predictions for each choice, and when they arrived
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
         self._generated = [0] * len(requests)
         self._unfinished = len(requests)
@@ -168,11 +164,11 @@ class Choices:
             self._served.append(self._model.ask(request, self._news))
         for served in self._served:
             taken = await served.accepted()
-            self._waits.append(taken.wait_s)
+            self._taken.append((taken, time.perf_counter()))
             self.prompt_tokens = taken.prompt_tokens
-        self.wait_s = max(self._waits, default=0.0)
-        predictions = [seconds for served in self._served if (seconds := _predicted_s(served)) is not None]
-        self.first_token_s = min(predictions, default=None)
+        self.wait_s = max((taken.wait_s for taken, _ in self._taken), default=0.0)
+        predicted = [taken.first_token_s for taken, _ in self._taken if taken.first_token_s is not None]
+        self.first_token_s = min(predicted, default=None)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return the events that have arrived, each with the number of its choice.
@@ -215,9 +211,9 @@ class Choices:
                 self._metrics.between_tokens.observe(at - last)
             else:
                 self._metrics.first_token.observe(at - self._asked_at)
-                served = self._served[choice]
-                if (predicted_s := _predicted_s(served)) is not None:
-                    self._metrics.count_first_token(predicted_s, at - served.taken_at)
+                taken, taken_at = self._taken[choice]
+                if taken.first_token_s is not None:
+                    self._metrics.count_first_token(taken.first_token_s, max(at - taken_at, 0.0))
             self._last_tokens[choice] = at
         elif isinstance(event, PromptDelta):
             self._n_described += len(event.logprobs)
@@ -226,7 +222,7 @@ class Choices:
             self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer
             if event.timings.ttft_s:
                 actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)
-                self._metrics.count_wait(self._waits[choice], actual)
+                self._metrics.count_wait(self._taken[choice][0].wait_s, actual)
 
     async def __aenter__(self) -> Self:
         return self

@@ -112,7 +112,7 @@ def test_a_damaged_file_has_no_costs(folder: Path, model: Path, text: str) -> No
 
 def test_costs_of_another_machine_are_not_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_costs(info(model), COSTS)
-    monkeypatch.setattr(run_speeds, "processor_name", lambda: "another one")
+    monkeypatch.setattr(run_speeds, "machine_key", lambda threads: ["another one"])
     assert costs_of(info(model)) is None
 
 

@@ -20,11 +20,13 @@ import subprocess
 import warnings
 from collections.abc import Iterable, Sequence
 
+from llmrun import __version__
 from llmrun.base.compiled import library
 from llmrun.base.compiled.kernel import TRIAL, Kernel, KernelName, Progress
 from llmrun.base.compiled.levels import ARM, LEVELS, PORTABLE, X86, Level, Target, machine, target_of
 from llmrun.base.compiled.loading import identity_of, load_for
 from llmrun.base.errors import KernelWarning, UsageError
+from llmrun.base.machine.processor import processor_name
 from llmrun.base.processes import commands
 
 IDENTIFY = KernelName.of("processor", "identify")
@@ -157,6 +159,11 @@ def host_target() -> Target:
     if trouble:
         raise UsageError(f"LLMRUN_CPU_LEVEL: {forced!r} cannot be used: {trouble}", hint="unset LLMRUN_CPU_LEVEL")
     return target_of(level)
+
+
+def machine_key(n_threads: int) -> list[str | int | None]:
+    """Return what measured speeds depend on. Speeds with another key are not used."""
+    return [processor_name(), host_target().level.name, n_threads, os.cpu_count(), __version__]
 
 
 def _best(levels: Iterable[Level]) -> Level:

@@ -28,8 +28,7 @@ from llmrun.engine.slots import common_prefix
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.answer import Answer
-    from llmrun.engine.scheduling.chunks import ChunkRule
-    from llmrun.engine.scheduling.scheduler import Scheduler, Work
+    from llmrun.engine.scheduling.scheduler import ChunkRule, Scheduler, Work
     from llmrun.engine.slots import SequenceSlots, Slot
 
 _ASSUMED_LENGTH: Final = 200  # tokens, until an answer of the class has ended

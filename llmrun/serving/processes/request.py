@@ -73,7 +73,6 @@ class ServedRequest:
     unprepared: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
     taken: Taken | None = None
-    taken_at: float = 0.0
     _arrived: list[Arrival] = field(default_factory=list)
     _is_read: bool = False
     _unread: int = 0  # bytes
@@ -87,8 +86,7 @@ class ServedRequest:
 
     def accept(self, taken: Taken) -> None:
         """Record that the engine has accepted the request."""
-        if self.taken is None:
-            self.taken, self.taken_at = taken, time.perf_counter()
+        self.taken = self.taken or taken
         self.news.set()
 
     async def accepted(self) -> Taken:

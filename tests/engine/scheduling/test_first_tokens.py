@@ -21,7 +21,7 @@ from llmrun.base.types import Batch, Outputs
 from llmrun.engine.costs import EMPTY, MOST_ROWS, StepCosts, StepSize
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextDelta, TokenPrompt
-from llmrun.engine.scheduling.chunks import ChunkRule
+from llmrun.engine.scheduling.scheduler import ChunkRule
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, Simulation
 from tests.support.engine.scripted_models import endless, random_prompt
 

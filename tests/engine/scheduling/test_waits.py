@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
-from llmrun.engine.scheduling.chunks import ChunkRule
+from llmrun.engine.scheduling.scheduler import ChunkRule
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, Simulation
 from tests.support.engine.simulated_server import MACHINES, SimulatedServer, random_job
 

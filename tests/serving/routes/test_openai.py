@@ -50,6 +50,15 @@ def test_accepted_requests_are_told_their_predicted_wait(server: RunningServer, 
     assert server.chat(stream=stream).headers["x-llmrun-wait"] == "0.250"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_predicted_first_token_is_in_a_header(stream: bool) -> None:
+    model = FakeModel()
+    with serving(model) as server:
+        assert "x-llmrun-first-token" not in server.chat(stream=stream).headers  # nothing is predicted from nothing
+        model.first_token_s = 12.3456
+        assert server.chat(stream=stream).headers["x-llmrun-first-token"] == "12.346"
+
+
 @pytest.mark.parametrize(("n_words", "threads"), [(3, "same"), (1000, "other")])
 def test_long_answers_are_written_off_the_loop(n_words: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []

@@ -71,6 +71,19 @@ def test_metrics_compare_predicted_and_actual_waits() -> None:
     assert "llmrun_inter_token_latency_seconds_count 1" in lines
 
 
+def test_metrics_compare_predicted_and_actual_first_tokens() -> None:
+    model = FakeModel()
+    with serving(model) as server:
+        server.chat()
+        model.first_token_s = 40.0
+        server.chat()
+        lines = server.send("GET", "/metrics").body.decode().splitlines()
+    assert "llmrun_predicted_first_token_seconds_sum 40.000000" in lines
+    assert "llmrun_predicted_first_token_seconds_count 1" in lines  # the first request had no prediction
+    assert 'llmrun_first_token_error_seconds_bucket{le="60.0"} 1' in lines
+    assert 'llmrun_first_token_error_seconds_bucket{le="30.0"} 0' in lines
+
+
 def test_paths_that_clients_invent_make_no_metrics(server: RunningServer) -> None:
     for number in range(5):
         server.send("GET", f"/invented/{number}")

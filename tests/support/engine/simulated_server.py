@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
-from llmrun.engine.scheduling.chunks import ChunkRule
 from llmrun.engine.scheduling.fairness import prompt_order
+from llmrun.engine.scheduling.scheduler import ChunkRule
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, Prediction, Simulation
 
 BLOCK = 32  # tokens

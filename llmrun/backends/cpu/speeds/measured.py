@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from llmrun.backends.run_speeds import is_recent, machine_key
 from llmrun.base import folders
-from llmrun.base.compiled.host import host_target, load_kernels
+from llmrun.base.compiled.host import host_target, load_kernels, machine_key
 from llmrun.base.compiled.kernel import Kernel, KernelName
+from llmrun.base.folders import is_recent
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, allocate_huge
 from llmrun.formats.layouts.records import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
