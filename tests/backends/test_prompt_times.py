@@ -12,13 +12,14 @@ from typing import Any, cast
 import pytest
 
 from llmrun.backends import prompt_times, run_speeds
-from llmrun.backends.cpu.speeds import machine
+from llmrun.backends.cpu.speeds import machine, measured
 from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.prompt_times import assumed_costs, predicted_prompt_s
 from llmrun.backends.run_speeds import LearntCosts, costs_of, keep_costs, keep_run, kept_costs, kept_runs
 from llmrun.backends.scripted import ScriptedBackend
+from llmrun.base import folders
 from llmrun.base.machine.load import Load
 from llmrun.base.types import Adapter, ModelInfo
 from llmrun.formats.gguf.reader import open_gguf
@@ -30,7 +31,13 @@ COSTS = LearntCosts((0.03, 0.004, 0.0, 0.001), (0.02, 0.001, 0.0, 0.0), 256, 256
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "cache").mkdir()
+    for name in ("kernels", "levels"):
+        (tmp_path / "cache" / name).symlink_to(folders.cache_folder(name))
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "cache"))
+    # The real key needs kernels.
+    for module in (run_speeds, measured):
+        monkeypatch.setattr(module, "machine_key", lambda threads: ["this machine", threads])
     return tmp_path / "cache" / "speeds"
 
 
@@ -167,9 +174,11 @@ class Fixed:
         return AttentionSpeed(1e-5, 1e9, 1e8, 1e-9, 1e-9, 1e-5)
 
 
+@pytest.mark.push
 def test_a_model_that_never_ran_is_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(tmp_path / "tiny.gguf")
     monkeypatch.setattr(machine, "OpSpeeds", Fixed)
+    monkeypatch.setattr(machine, "disturbance", lambda load, threads: "")
     assert predicted_prompt_s(model, 500, threads=1) is None  # the speeds of this machine are unknown
     assert predicted_prompt_s(model, 500, threads=1, may_measure=True) is not None
     with open_gguf(model) as file:
@@ -185,7 +194,9 @@ def test_a_model_that_never_ran_is_forecast(tmp_path: Path, monkeypatch: pytest.
 def test_predictions_from_runs_do_not_import_numpy(model: Path) -> None:
     keep_costs(info(model), COSTS)
     code = (
-        "import sys; from pathlib import Path; from llmrun.backends.prompt_times import predicted_prompt_s; "
+        "import sys; from pathlib import Path; from llmrun.backends import run_speeds; "
+        f"run_speeds.machine_key = lambda threads: {run_speeds.machine_key(0)!r}; "
+        "from llmrun.backends.prompt_times import predicted_prompt_s; "
         f"assert predicted_prompt_s(Path({str(model)!r}), 1000, threads=2); "
         "assert not {'numpy', 'numba'} & set(sys.modules)"
     )
