@@ -148,6 +148,7 @@ class _Opener:
             loading=files.loading,
             note=out.note,
             detail=out.detail,
+            prompts=lambda words: out.fields([f"{time.strftime('%H:%M:%S')}  {words}"]),
         )
 
     def end_loading(self) -> None:

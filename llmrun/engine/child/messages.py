@@ -6,7 +6,8 @@ The server chooses the ids of its requests, and all events in messages from the 
                       SavePrefix and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
                       Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted,
-                      ChatDescribed, Embedded, PrefixSaved or Rejected; Beat and Note at any time; Crashed at the end
+                      ChatDescribed, Embedded, PrefixSaved or Rejected; Prefilling during steps; Beat and Note at any
+                      time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -22,7 +23,17 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.processes.frames import Codec
 from llmrun.base.types import FinishReason, Timings
 from llmrun.engine.base import require_thinking
-from llmrun.engine.requests import Event, Finished, ModelFacts, Portable, Request, StatePlace, TextPrompt, TokenPrompt
+from llmrun.engine.requests import (
+    Event,
+    Finished,
+    ModelFacts,
+    Portable,
+    PrefillProgress,
+    Request,
+    StatePlace,
+    TextPrompt,
+    TokenPrompt,
+)
 
 
 class Open(Portable, frozen=True):
@@ -250,6 +261,12 @@ class Stepped(Portable, frozen=True):
     beat: Beat | None = None
 
 
+class Prefilling(Portable, frozen=True):
+    """The expected progress of prompts in the running step. A timer sends it, even if the engine hangs."""
+
+    events: tuple[PrefillProgress, ...]
+
+
 class Tokenized(Portable, frozen=True):
     """The answer to Tokenize."""
 
@@ -357,6 +374,7 @@ FromChild = (
     | Begun
     | Beat
     | Stepped
+    | Prefilling
     | Tokenized
     | Detokenized
     | Spelled

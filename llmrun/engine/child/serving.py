@@ -38,6 +38,7 @@ from llmrun.engine.child.messages import (
     Embedded,
     FromChild,
     Note,
+    Prefilling,
     PrefixSaved,
     Preparing,
     PromptCounted,
@@ -61,6 +62,7 @@ from llmrun.engine.requests import Event, Failed, Finished, StatePlace, TextProm
 from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 
+_PROGRESS_S = 0.2  # seconds between two reports of the progress of prompts
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps
 _RECENT_STEPS = 64
@@ -319,7 +321,9 @@ class EngineServing:
         self._embedding = Embedding(engine, send, heart.expect_rows)
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # True if a request began in the current step
+        self._runs = threading.Event()  # set while the engine has work
         threading.Thread(target=self._prepare_all, name="preparing", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="progress", daemon=True).start()
 
     def take(self, message: ToChild) -> None:
         """Handle a message from the server without blocking. The reading thread calls this method."""
@@ -362,6 +366,7 @@ class EngineServing:
                 self._save_asked(to_save)
                 self._save_prefixes()
                 return
+            self._runs.set()
             self._heart.step_begins()
             self._embedding.step()
             events = self._engine.step()
@@ -377,6 +382,9 @@ class EngineServing:
             return self._closing or bool(self._to_save) or self._has_work()
 
         with self._wake:
+            if is_needed():
+                return
+            self._runs.clear()
             if self._wake.wait_for(is_needed, _IDLE_S):
                 return
         return_freed_memory()
@@ -526,10 +534,15 @@ class EngineServing:
                     self._forget(request_id)
         return tuple(renamed)
 
-    def prefill_progress(self) -> tuple[Event, ...]:
-        """Return the expected progress of the prompts in the running step, with the server's ids. Thread-safe."""
-        known = [(self._server_ids.get(event.request_id), event) for event in self._engine.prefill_progress()]
-        return tuple(structs.replace(event, request_id=its_id) for its_id, event in known if its_id is not None)
+    def _report_progress(self) -> None:
+        """Report the progress of prompts, even during a long step, in which the kernels release the GIL."""
+        while True:
+            self._runs.wait()
+            time.sleep(_PROGRESS_S)
+            known = [(self._server_ids.get(event.request_id), event) for event in self._engine.prefill_progress()]
+            found = [structs.replace(event, request_id=its_id) for its_id, event in known if its_id is not None]
+            if found:
+                self._send(Prefilling(tuple(found)))
 
     def _predicted_wait(self) -> float:
         """Return the predicted wait of a new request: the last prediction, minus the time since that prediction."""

@@ -34,7 +34,7 @@ from llmrun.base.processes.commands import HANGUP, TERMINATING
 from llmrun.base.processes.frames import BadMessage, FrameTooLong
 from llmrun.engine.base import check_generates
 from llmrun.engine.child.main import SWITCH_S, Connection, as_llmrun_error, end_process
-from llmrun.engine.child.messages import CannotOpen, Close, Listening, Note, Open, Stepped
+from llmrun.engine.child.messages import CannotOpen, Close, Listening, Note, Open
 from llmrun.engine.child.opening import open_engine
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.templates.chat_template import TemplateProcess
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
     from llmrun.serving.background.guests import Guest
 
-_PROGRESS_S: Final = 0.2  # seconds between two reports of the progress of prompts
+_PRESSURE_S: Final = 0.2  # seconds between two checks of the memory while answers keep the engine from leaving
 _LOOK_S: Final = 2.0  # the longest time between two checks of the clock and the socket
 _LONGEST_LIFE_S: Final = 24 * 3600.0  # an idle engine leaves after this time, so that it cannot grow for days
 _LEAST_STAY_S: Final = 1.0  # the shortest stay, for the first request of a client that has just said hello
@@ -152,7 +152,7 @@ class Daemon:
         """Tell the first client that the engine listens, serve all clients, and return the exit status."""
         for number in TERMINATING:
             signal.signal(number, lambda *_: self._leave("asked to end"))
-        for work in (self._accept, self._watch_time, self._watch_memory, self._report_progress):
+        for work in (self._accept, self._watch_time, self._watch_memory):
             threading.Thread(target=self._work, args=(work,), name=work.__name__, daemon=True).start()
         if not connection.sent(Listening()):
             self._leave("its first client has ended")
@@ -290,15 +290,7 @@ class Daemon:
             if reason and not self._guests.answers:
                 self._leave(reason)
             elif reason:
-                time.sleep(_PROGRESS_S)
-
-    def _report_progress(self) -> None:
-        """Report the progress of long prompts to their clients."""
-        while True:
-            self._guests.busy.wait()
-            time.sleep(_PROGRESS_S)
-            if events := self._serving.prefill_progress():
-                self._guests.send(Stepped(events))
+                time.sleep(_PRESSURE_S)
 
     def _leave(self, why: str, *, at_once: bool = False) -> None:
         """Stop listening, finish all answers unless `at_once`, and end. Signal handlers may call this method."""

@@ -26,6 +26,7 @@ from llmrun.engine.child.messages import (
     FromChild,
     Note,
     Open,
+    Prefilling,
     Preparing,
     Rejected,
     Stepped,
@@ -149,7 +150,6 @@ class Guests:
 
     take     passes a message to the engine
     on_over  called when requests or calls are over: before they stop counting, and again when none is left
-    busy     set while a request is unfinished
     """
 
     def __init__(self, take: Callable[[ToChild], None], on_over: Callable[[], None]) -> None:
@@ -161,7 +161,6 @@ class Guests:
         self._n_received = 0
         self._n_open = 0
         self._refuses = False
-        self.busy = threading.Event()
 
     @property
     def answers(self) -> int:
@@ -224,7 +223,6 @@ class Guests:
                     if self._refuses:
                         return False
                     self._unfinished.add(message.id)
-                    self.busy.set()
         self._take(message)
         return True
 
@@ -240,8 +238,7 @@ class Guests:
             self._on_over()  # before the engine counts as idle, since an idle engine leaves after a time
             with self._lock:
                 self._unfinished.difference_update(over)
-                if is_idle := not self._unfinished:
-                    self.busy.clear()
+                is_idle = not self._unfinished
             if is_idle:
                 self._on_over()
 
@@ -257,7 +254,7 @@ class Guests:
 def _parts(message: FromChild) -> Iterator[tuple[int, FromChild]]:
     """Yield the parts of a message for each client, with the id of one of the client's requests."""
     match message:
-        case Stepped(events=events):
+        case Stepped(events=events) | Prefilling(events=events):
             by_client: dict[int, list[Event]] = {}
             for event in events:
                 by_client.setdefault(event.request_id >> _ID_BITS, []).append(event)
@@ -276,7 +273,7 @@ def _ended(message: FromChild) -> list[int]:
     match message:
         case Stepped(events=events):
             return [event.request_id for event in events if isinstance(event, Finished | Failed)]
-        case Begun() | Beat() | Note() | Preparing() | Taken():
+        case Begun() | Beat() | Note() | Prefilling() | Preparing() | Taken():
             return []
     call = getattr(message, "id", None)
     is_over = getattr(message, "is_last", True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
+from llmrun.base.amounts import format_percent
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.engine.child.messages import (
     TO_CHILD,
@@ -26,6 +27,7 @@ from llmrun.engine.child.messages import (
     Embedded,
     FromChild,
     Open,
+    Prefilling,
     Preparing,
     PromptCounted,
     Rejected,
@@ -51,7 +53,7 @@ from llmrun.serving.processes.supervisor import ServingLimits, Supervisor, Waiti
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import ToChild
-    from llmrun.engine.requests import Event, Request
+    from llmrun.engine.requests import Event, PrefillProgress, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +143,7 @@ class Calls:
         return None if ended is None or ended.result.done() else ended.result
 
 
+_LOG_S: Final = 10.0  # seconds between two lines of the log about one prompt
 _COUNTS: Final = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
 
 
@@ -160,6 +163,7 @@ class ModelProcess:
         loading: Callable[[str, float], None] = _ignore,
         note: Callable[[str], None] = _ignore,
         detail: Callable[[str], None] = _ignore,
+        prompts: Callable[[str], None] = _ignore,
     ) -> None:
         """Create a served model without opening it.
 
@@ -167,8 +171,9 @@ class ModelProcess:
         loading  called with the progress of opening the model, like `OpenOptions.progress`
         note     called with messages for the log, such as the reason for a restart
         detail   called with details for the log, such as why a backend was chosen
+        prompts  called with the progress of long prompts, for the log
         """
-        self._name = model.name
+        self._name, self._prompts = model.name, prompts
         self._limits = limits or ServingLimits()
         self._supervisor = Supervisor(
             model, self._limits, self, command=command, loading=loading, note=note, detail=detail
@@ -203,7 +208,9 @@ class ModelProcess:
     def load(self) -> Load:
         """See ServedModel. Restarts of the process do not reset the counts."""
         beat, supervisor = self._beat, self._supervisor
-        phases = [request.phase for request in self._requests.values() if not request.over]
+        unfinished = [request for request in self._requests.values() if not request.over]
+        phases = [request.phase for request in unfinished]
+        prompts = [request.progress for request in unfinished if request.progress is not None]
         return Load(
             beat_age_s=supervisor.beat_age_s,
             running=phases.count(Phase.BEGUN) + len(self._calls),
@@ -211,6 +218,8 @@ class ModelProcess:
             free_tokens=beat.free_tokens,
             wait_s=supervisor.expected_s if supervisor.state is State.RESTARTING else beat.wait_s,
             restarts=supervisor.restarts,
+            processing_tokens=sum(prompt.total for prompt in prompts),
+            remaining_tokens=sum(prompt.total - prompt.done for prompt in prompts),
             **self._counts(),
         )
 
@@ -324,6 +333,10 @@ class ModelProcess:
                 self._beat = beat or self._beat
                 for event in events:
                     self._pass_on(event)
+            case Prefilling(events=prompts):
+                for prompt in prompts:
+                    self._pass_on(prompt)
+                    self._log_progress(prompt)
             case Beat():
                 self._beat = message
             case Rejected():
@@ -401,6 +414,7 @@ class ModelProcess:
         for request in begun:
             request.phase = Phase.BEGUN
             request.has_begun = True
+            request.begun_at = request.begun_at or time.perf_counter()
 
     def _pass_on(self, event: Event) -> None:
         request = self._requests.get(event.request_id)
@@ -412,6 +426,15 @@ class ModelProcess:
             del self._requests[request.id]
         elif request.over and not was_over:
             self._cancel_in_process(request)
+
+    def _log_progress(self, prompt: PrefillProgress) -> None:
+        """Tell the log how far a long prompt is, at most every _LOG_S seconds."""
+        request, now = self._requests.get(prompt.request_id), time.perf_counter()
+        if request is not None and not request.over and now - max(request.begun_at, request.told_at) >= _LOG_S:
+            request.told_at = now
+            done = f"{prompt.done:,} of {prompt.total:,} tokens ({format_percent(prompt.done / prompt.total)})"
+            left = f"{prompt.left_s / 60:.0f} min" if prompt.left_s > 90 else f"{prompt.left_s:.0f} s"
+            self._prompts(f"processing prompt: {done}, about {left} left")
 
     def _reject(self, rejected: Rejected) -> None:
         self._calls.fail(rejected.id, rejected.error)

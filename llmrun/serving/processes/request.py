@@ -53,6 +53,9 @@ class ServedRequest:
     on_cancel    called when the client cancels the request
     taken        the engine's acceptance, or None before the acceptance
     has_begun    True if the request was in a step of any process
+    begun_at     when the request was first in a step, in seconds of `time.perf_counter`
+    progress     the progress of the prompt until the answer begins, or None
+    told_at      when the log last reported this progress
     deaths       the number of processes that ended after the request had begun
     unprepared   the number of processes that ended while preparing the request
     """
@@ -67,6 +70,9 @@ class ServedRequest:
     on_cancel: Callable[[ServedRequest], None]
     phase: Phase = Phase.HELD
     has_begun: bool = False
+    begun_at: float = 0.0
+    progress: PrefillProgress | None = None
+    told_at: float = 0.0
     cancelled: bool = False
     over: bool = False
     deaths: int = 0
@@ -77,7 +83,6 @@ class ServedRequest:
     _is_read: bool = False
     _unread: int = 0  # bytes
     _error: LlmrunError | None = None
-    _prefilled: int = -1
 
     @property
     def waits(self) -> bool:
@@ -111,11 +116,12 @@ class ServedRequest:
             case Failed(error=error):
                 self.fail(error)
                 return
-            case PrefillProgress(done=done):
-                if self.deltas.count or done <= self._prefilled:
+            case PrefillProgress():
+                if self.deltas.count or (self.progress is not None and event.done <= self.progress.done):
                     return
-                self._prefilled = done
+                self.progress = event
             case PromptDelta() | TextDelta():
+                self.progress = None
                 try:
                     size = self.deltas.new_bytes(event)
                 except ReplayDiffers:

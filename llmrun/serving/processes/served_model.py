@@ -30,6 +30,8 @@ class Load:
 
     beat_age_s     the seconds since the last heartbeat that showed progress
     steps          the number of forward passes
+    processing_tokens  the number of tokens of the prompts that are being processed
+    remaining_tokens   the number of these tokens that have not been processed
     free_tokens    the number of tokens that fit in the KV cache if all unused prefixes are dropped
     cached_tokens  the number of prompt tokens that were read from cached prefixes
     preemptions    the number of times that a running request returned to the queue
@@ -48,6 +50,8 @@ class Load:
     preemptions: int
     wait_s: float
     restarts: int
+    processing_tokens: int = 0
+    remaining_tokens: int = 0
 
 
 class ServedModel(Protocol):

@@ -24,6 +24,7 @@ from llmrun.engine.child.messages import (
     Detokenize,
     Detokenized,
     FromChild,
+    Prefilling,
     Preparing,
     PromptCounted,
     Rejected,
@@ -35,6 +36,7 @@ from llmrun.engine.child.messages import (
     Tokenized,
 )
 from llmrun.engine.child.serving import EngineServing, Heart
+from llmrun.engine.costs import EMPTY
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.engine.scheduling.waits import Prediction
@@ -153,6 +155,18 @@ def test_begun_is_sent_before_the_step_runs(server: Server) -> None:
     server.gate.open.release()
     server.gate.entered.get(timeout=PATIENCE_S)
     assert server.next(Begun) == Begun((2,))
+
+
+def test_progress_is_reported_during_a_step(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_PROGRESS_S", 0.01)
+    server.engine._scheduler.costs.observe(EMPTY.with_chunk(256, 0), 256, 0.3)
+    server.gate.closed = True
+    server.ask(70, text("x" * 600))
+    server.gate.entered.get(timeout=PATIENCE_S)
+    told = [server.next(Prefilling).events[0] for _ in range(4)]
+    assert {(event.request_id, event.total) for event in told} == {(70, 601)}
+    assert 0 <= told[0].done < told[-1].done <= 256
+    assert 0 < told[-1].left_s < told[0].left_s
 
 
 def test_the_first_step_of_a_suspect_runs_alone(server: Server) -> None:

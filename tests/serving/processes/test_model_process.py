@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
@@ -487,3 +488,28 @@ def test_closing_ends_the_process_and_its_requests(tmp_path: Path) -> None:
             assert not psutil.pid_exists(pid)
 
     asyncio.run(ask())
+
+
+@pytest.mark.push
+def test_long_prompts_are_in_the_log_and_the_load(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmrun.serving.processes.model_process._LOG_S", 0.3)
+    notes, loads = list[str](), list[tuple[int, int]]()
+    slow = ModelProcess(scripted_model(tmp_path, step_seconds=0.25), prompts=notes.append)
+
+    async def run() -> None:
+        await slow.start()
+        async for event in Listening(slow, Request(TextPrompt("x" * 1500), max_tokens=1)):
+            loads.append((slow.load.processing_tokens, slow.load.remaining_tokens))
+            assert isinstance(event, PrefillProgress) or loads[-1] == (0, 0)
+        await slow.close()
+
+    runner.run(run())
+    assert {processing for processing, _ in loads} == {1501, 0}
+    assert [remaining for _, remaining in loads] == sorted((remaining for _, remaining in loads), reverse=True)
+    assert 2 <= len(notes) <= 7
+    for note in notes:
+        assert re.fullmatch(r"processing prompt: [\d,]+ of 1,501 tokens \([\d.]+%\), about \d+ (s|min) left", note), (
+            note
+        )
