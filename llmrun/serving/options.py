@@ -21,7 +21,7 @@ class Limits:
     unread_s      the time that a client may leave data unread before its connection is aborted
     linger_s      the time for discarding the rest of a body after an early response; closing the connection at once
                   would reset the connection, and the client might never read the response
-    ping_s        the longest silence of a stream, because proxies close silent connections, often after 60 s
+    ping_s        the longest silence of a stream, because proxies and clients give up silent connections
     stale_s       the time without progress after which a model counts as stuck
     """
 
@@ -34,7 +34,7 @@ class Limits:
     keep_alive_s: int = 75
     unread_s: float = 60.0
     linger_s: float = 5.0
-    ping_s: float = 10.0
+    ping_s: float = 1.0
     stale_s: float = 10.0
 
 

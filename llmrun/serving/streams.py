@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +28,15 @@ from starlette.types import Send
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
-from llmrun.engine.requests import Event, Finished, PromptDelta, Request, TextDelta
+from llmrun.engine.requests import Event, Finished, PrefillProgress, PromptDelta, Request, TextDelta
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.models.registry import Ready
 from llmrun.serving.processes.request import ServedRequest
 from llmrun.serving.processes.served_model import ServedModel
-from llmrun.serving.protocol.parsed import ApiAnswer, FailingAnswer
+from llmrun.serving.protocol.openai.objects import PromptProgress
+from llmrun.serving.protocol.parsed import ApiAnswer, FailingAnswer, PatientAnswer, ProgressAnswer
 from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import Refused, as_api_error
 
@@ -139,6 +141,7 @@ class Choices:
         self._served: list[ServedRequest] = []
         self._taken: list[tuple[Taken, float]] = []  # the engine's predictions for each choice, and when they arrived
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
+        self._prompts: dict[int, PrefillProgress] = {}  # the progress of the prompts that are being processed
         self._generated = [0] * len(requests)
         self._unfinished = len(requests)
         self._arrived: deque[tuple[int, Event]] = deque()
@@ -151,6 +154,17 @@ class Choices:
     def generated_tokens(self) -> int:
         """The number of tokens that all choices have generated so far, including cancelled choices."""
         return sum(self._generated)
+
+    @property
+    def words(self) -> str:
+        """A comment for people about the progress of the first prompt that is being processed."""
+        prompt = next(iter(self._prompts.values()), None)
+        return "ping" if prompt is None else f"processing prompt {prompt.done}/{prompt.total}"
+
+    def seconds_of(self, choice: int) -> float:
+        """Return the seconds since the processing of a choice's prompt began."""
+        began = self._served[choice].begun_at
+        return time.perf_counter() - began if began else 0.0
 
     @property
     def is_long(self) -> bool:
@@ -205,6 +219,10 @@ class Choices:
                 self._arrived.append((choice, event))
 
     def _observe(self, choice: int, at: float, event: Event) -> None:
+        if isinstance(event, PrefillProgress):
+            self._prompts[choice] = event
+            return
+        self._prompts.pop(choice, None)
         if isinstance(event, TextDelta) and event.tokens:
             self._generated[choice] += len(event.tokens)
             if last := self._last_tokens[choice]:
@@ -246,6 +264,8 @@ class Stream:
 
     large   True if the request is large; the first and last events of some APIs repeat much of the request
     ping_s  the longest silence in seconds
+    client  the client's User-Agent
+    returns_progress  True if the client asked for the progress of the prompt
     """
 
     wire: WireFormat
@@ -253,6 +273,8 @@ class Stream:
     headers: Mapping[str, str]
     large: bool
     ping_s: float
+    client: str
+    returns_progress: bool
 
     async def send(self, send: Send, choices: Choices, answer: ApiAnswer) -> bool:
         """Send an answer whose requests have been accepted, and return False if the answer failed.
@@ -278,19 +300,29 @@ class Stream:
 
     async def _send_events(self, send: Send, choices: Choices, answer: ApiAnswer) -> None:
         clock = asyncio.get_running_loop().time
-        ping_at = clock() + self.ping_s
-        while (events := await choices.arrived(ping_at)) is not None:
+        told_at = sent_at = clock()  # when the last event and the last bytes were sent
+        patient = answer if isinstance(answer, PatientAnswer) else None
+        patience_s = math.inf if patient is None else patient.patience_s(self.client)
+        progress = _Progress(answer if self.returns_progress and isinstance(answer, ProgressAnswer) else None)
+        while (events := await choices.arrived(sent_at + self.ping_s)) is not None:
             chunks: list[Mapping[str, Any]] = []
             try:
                 for choice, event in events:
                     chunks += answer.feed(choice, event)
+                    if isinstance(event, PrefillProgress):
+                        chunks += map(Unnumbered, progress.chunks(choice, event, choices.seconds_of(choice)))
+                if patient is not None and not chunks and clock() - told_at >= patience_s:
+                    chunks += patient.begin(choices.prompt_tokens) or map(Unnumbered, patient.keep_alive())
             finally:  # events that arrived before an error are sent, too
                 is_first = not self.numbers.last
                 data = await off_the_loop(self.large and is_first, partial(self._framed, chunks))
-                if data or clock() >= ping_at:
-                    ping_at = clock() + self.ping_s
-                    if data or self.wire.ping:
-                        await send({"type": "http.response.body", "body": data or self.wire.ping, "more_body": True})
+                if data:
+                    told_at = clock()
+                elif clock() - sent_at >= self.ping_s:
+                    data = self.wire.ping(choices.words)
+                if data:
+                    sent_at = clock()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _last_words(self, answer: ApiAnswer, error: Exception) -> Sequence[Mapping[str, Any]]:
         """Return the chunks that report an error."""
@@ -302,9 +334,32 @@ class Stream:
 
     def _frames(self, chunks: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
         for chunk in chunks:
-            event_id = self.numbers.next_id()
+            event_id = "" if isinstance(chunk, Unnumbered) else self.numbers.next_id()
             if event_id is not None:
                 yield self.wire.frame(chunk, event_id)
+
+
+class Unnumbered(dict[str, Any]):
+    """A chunk that depends on the time. A stream that is resumed need not repeat it, so it has no event ID."""
+
+
+class _Progress:
+    """Reports the progress of prompts, beginning with their cached tokens. `answer` is None if nobody asked for it."""
+
+    def __init__(self, answer: ProgressAnswer | None) -> None:
+        self._answer, self._begun = answer, set[int]()
+
+    def chunks(self, choice: int, event: PrefillProgress, seconds: float) -> Iterator[Mapping[str, Any]]:
+        if self._answer is None:
+            return
+        if choice not in self._begun and event.done > event.cached:
+            yield from self._answer.progress(choice, _told(event, event.cached, 0.0))
+        self._begun.add(choice)
+        yield from self._answer.progress(choice, _told(event, event.done, seconds))
+
+
+def _told(event: PrefillProgress, done: int, seconds: float) -> PromptProgress:
+    return {"total": event.total, "cache": event.cached, "processed": done, "time_ms": round(seconds * 1000)}
 
 
 async def _end(send: Send, last: bytes) -> None:

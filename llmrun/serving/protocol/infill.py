@@ -28,6 +28,7 @@ from llmrun.serving.protocol.openai.objects import (
     Common,
     Count,
     Fingerprint,
+    PromptProgress,
     Timings,
     TokenEntry,
     TopLogprobs,
@@ -111,6 +112,7 @@ class InfillChunk(_Head):
     """An event in a stream of /infill, except a choice's last event."""
 
     stop: Literal[False]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class _Problem(TypedDict):
@@ -164,6 +166,7 @@ def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedIn
     return ParsedInfill(
         requests=tuple(choices_of(options.request(prompt), options)),
         stream=options.stream,
+        returns_progress=options.returns_progress,
         ignored=(*(["stream_options.include_usage"] if options.include_usage else []), *ignored),
         seed=options.seed,
         only_prompt=only_prompt,
@@ -193,6 +196,9 @@ class InfillAnswer:
             found.take(event)
             return [found.chunk(event)]
         return []
+
+    def progress(self, choice: int, told: PromptProgress) -> list[InfillChunk]:
+        return [{**self._choices[choice].chunk(), "prompt_progress": told}]
 
     def finish(self) -> Sequence[Mapping[str, Any]]:
         return []
@@ -228,6 +234,9 @@ class InfillAnswer:
         return body if parsed.response_fields is None else _selected(body, parsed.response_fields)
 
 
+_NOTHING: Final = TextDelta(0, "", ())
+
+
 class _Choice:
     """The state of one choice."""
 
@@ -244,7 +253,7 @@ class _Choice:
         self.tokens += delta.tokens
         self.logprobs += map(_probabilities, delta.logprobs)
 
-    def chunk(self, delta: TextDelta) -> InfillChunk:
+    def chunk(self, delta: TextDelta = _NOTHING) -> InfillChunk:
         """Return the stream's chunk for a delta that `take` has added."""
         chunk: InfillChunk = {
             "index": self.index,

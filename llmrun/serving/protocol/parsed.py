@@ -11,6 +11,7 @@ from llmrun.base.errors import Unavailable, shown
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, PromptDelta, Request, TextDelta
 from llmrun.serving.protocol.errors import ApiError
+from llmrun.serving.protocol.openai.objects import PromptProgress
 
 _MOST_IGNORED: Final = 32  # field names in the header
 _LONGEST_NAME: Final = 60
@@ -22,6 +23,7 @@ class Parsed:
 
     requests  one request for each choice of the answer
     stream    True if the client wants a stream
+    returns_progress  True if the stream reports the progress of the prompt
     seed      the seed of the first choice
     ignored   the paths of the body's ignored fields
     context   the size of the context in tokens if the client wants a larger context, or 0
@@ -29,6 +31,7 @@ class Parsed:
 
     requests: tuple[Request, ...]
     stream: bool
+    returns_progress: bool = False
     seed: int = 0
     ignored: tuple[str, ...] = ()
     context: int = 0
@@ -90,6 +93,32 @@ class FailingAnswer(ApiAnswer, Protocol):
 
     def failed(self, error: ApiError) -> Sequence[Mapping[str, Any]]:
         """Return the last chunks of a stream that failed."""
+
+
+@runtime_checkable
+class ProgressAnswer(ApiAnswer, Protocol):
+    """An answer that can report the progress of its prompt. These chunks have no event IDs, as in PatientAnswer."""
+
+    def progress(self, choice: int, told: PromptProgress) -> Sequence[Mapping[str, Any]]:
+        """Return the chunks that report the progress of a choice's prompt."""
+
+
+@runtime_checkable
+class PatientAnswer(ApiAnswer, Protocol):
+    """An answer whose clients give up if they receive only comments for a while.
+
+    The chunks of `keep_alive` have no event IDs, because they depend on the time. A client that resumes the stream
+    would otherwise receive other bytes.
+    """
+
+    def patience_s(self, client: str) -> float:
+        """Return the longest time between two events in seconds. `client` is the client's User-Agent."""
+
+    def begin(self, prompt_tokens: int) -> Sequence[Mapping[str, Any]]:
+        """Return the first chunks of the stream if no chunk was sent yet."""
+
+    def keep_alive(self) -> Sequence[Mapping[str, Any]]:
+        """Return chunks that change nothing. The stream has begun."""
 
 
 def checked(event: Event) -> PrefillProgress | TextDelta | Finished:

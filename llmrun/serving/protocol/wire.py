@@ -12,7 +12,6 @@ import msgspec
 from llmrun.serving.protocol.errors import ApiError, llama_server_body, openai_body
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class WireFormat:
 
     media_type   the content type of streams
     frame        encodes a chunk of a stream; the second argument is the event's ID, or "" for events without an ID
-    ping         the bytes that keep a silent stream alive, or b"" if the format has no bytes that clients ignore
+    ping         returns bytes that clients ignore, for silent streams; the argument is a comment for people
     end          the last bytes of a successful stream
     error        returns the body of an error response
     error_chunk  returns the last chunk of a failed stream
@@ -29,7 +28,7 @@ class WireFormat:
 
     media_type: str
     frame: Callable[[Mapping[str, Any], str], bytes]
-    ping: bytes
+    ping: Callable[[str], bytes]
     end: bytes
     error: Callable[[ApiError], Mapping[str, Any]]
     error_chunk: Callable[[ApiError], Mapping[str, Any]]
@@ -68,6 +67,11 @@ def json_line(chunk: Mapping[str, Any], event_id: str) -> bytes:
     return json_bytes(chunk) + b"\n"
 
 
-OPENAI: Final = WireFormat(EVENT_STREAM, data_event, PING, b"data: [DONE]\n\n", openai_body, openai_body)
+def comment(words: str) -> bytes:
+    """Return a comment, which clients of server-sent events ignore."""
+    return b": " + words.encode("ascii") + b"\n\n"
+
+
+OPENAI: Final = WireFormat(EVENT_STREAM, data_event, comment, b"data: [DONE]\n\n", openai_body, openai_body)
 # The format of llama-server's own routes. Streams have no end marker.
-LLAMA_SERVER: Final = WireFormat(EVENT_STREAM, data_event, PING, b"", llama_server_body, llama_server_body)
+LLAMA_SERVER: Final = WireFormat(EVENT_STREAM, data_event, comment, b"", llama_server_body, llama_server_body)

@@ -142,7 +142,9 @@ class Generation(Generic[P]):
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
                     else:
-                        stream = Stream(self._call.wire, numbers, headers, large, service.options.limits.ping_s)
+                        ping_s, wire = service.options.limits.ping_s, self._call.wire
+                        client = Headers(scope=scope).get("user-agent", "")
+                        stream = Stream(wire, numbers, headers, large, ping_s, client, parsed.returns_progress)
                         if not await presence.during(stream.send(send, choices, answer)):
                             exchange_of(scope).outcome = "failed"
                         return

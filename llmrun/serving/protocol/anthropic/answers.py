@@ -5,6 +5,7 @@ This module also writes the list of models and the errors of this API.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, Pref
 from llmrun.serving.protocol.anthropic import objects
 from llmrun.serving.protocol.anthropic.requests import ParsedMessage
 from llmrun.serving.protocol.errors import ApiError
-from llmrun.serving.protocol.openai.objects import Delta
+from llmrun.serving.protocol.openai.objects import Delta, PromptProgress
 from llmrun.serving.protocol.openai.responses import choice_of, created_of
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, parsed_object, typed_event
@@ -144,6 +145,9 @@ def anthropic_model(body: Mapping[str, Any]) -> objects.AnthropicModel:
     }
 
 
+_CLAUDE_CODE: Final = "claude-cli/"  # begins its User-Agent
+
+
 class MessageAnswer:
     """The answer to a request for a message. The stream contains the same blocks and IDs as `whole`."""
 
@@ -155,12 +159,12 @@ class MessageAnswer:
         self._choice = choice_of(prompt)
         self._blocks = ContentBlocks(shows_thinking=parsed.shows_thinking)
         self._finished: Finished | None = None
-        self._has_begun = False
+        self._prompt_usage: objects.MessageUsage | None = None
 
     def feed(self, choice: int, event: Event) -> list[objects.MessageEvent]:
         """Add an event, and return the events to stream. Raises the error in a Failed event, and Unavailable."""
-        chunks = [] if self._has_begun else [self._start(event)]
-        self._has_begun = True
+        computed, cached = (event.total - event.cached, event.cached) if isinstance(event, PrefillProgress) else (0, 0)
+        chunks = self._begin(_counts(computed, cached, 0, 0))
         event = checked(event)
         if isinstance(event, TextDelta):
             return chunks + self._blocks.add(self._choice.take(event))
@@ -169,6 +173,27 @@ class MessageAnswer:
             chunks += [*self._blocks.add(self._choice.release()), *self._blocks.close()]
             chunks.append({"type": "message_delta", "delta": self._ending(event), "usage": _usage(event)})
         return chunks
+
+    def patience_s(self, client: str) -> float:
+        """See PatientAnswer. Claude Code waits 300 s, for which it counts only some pings or none.
+
+        Other clients only need pings, and LiteLLM takes every `message_delta` for the end of the answer.
+        """
+        return 100.0 if client.startswith(_CLAUDE_CODE) else math.inf
+
+    def begin(self, prompt_tokens: int) -> list[objects.MessageEvent]:
+        """See PatientAnswer."""
+        return self._begin(_counts(prompt_tokens, 0, 0, 0))
+
+    def keep_alive(self) -> list[objects.MessageEvent]:
+        """See PatientAnswer."""
+        nothing: objects.MessageEnding = {"stop_reason": None, "stop_sequence": None}
+        assert self._prompt_usage is not None, "the stream has not begun"
+        return [{"type": "message_delta", "delta": nothing, "usage": self._prompt_usage}]
+
+    def progress(self, choice: int, told: PromptProgress) -> list[objects.MessageEvent]:
+        """See ProgressAnswer."""
+        return [{"type": "ping", "prompt_progress": told}]
 
     def finish(self) -> list[objects.MessageEvent]:
         """Return the last event of a stream."""
@@ -180,11 +205,13 @@ class MessageAnswer:
             raise RuntimeError("the answer has not finished")
         return self._message(self._ending(self._finished), _usage(self._finished))
 
-    def _start(self, event: Event) -> objects.MessageEvent:
-        """Return the first event, with the known part of the usage."""
-        computed, cached = (event.total - event.cached, event.cached) if isinstance(event, PrefillProgress) else (0, 0)
-        message = self._message({"stop_reason": None, "stop_sequence": None}, _counts(computed, cached, 0, 0))
-        return {"type": "message_start", "message": message}
+    def _begin(self, usage: objects.MessageUsage) -> list[objects.MessageEvent]:
+        """Return the first event, with the known part of the usage, if the stream has not begun."""
+        if self._prompt_usage is not None:
+            return []
+        self._prompt_usage = usage
+        message = self._message({"stop_reason": None, "stop_sequence": None}, usage)
+        return [{"type": "message_start", "message": message}]
 
     def _message(self, ending: objects.MessageEnding, usage: objects.MessageUsage) -> objects.AnthropicMessage:
         """Return the message with all content added so far."""
@@ -244,7 +271,7 @@ _KINDS: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_PING: Final[objects.MessageEvent] = {"type": "ping"}
 # Matches the end of ContextExceeded.by_prompt's message
 _TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
 
@@ -272,4 +299,6 @@ def _message(error: ApiError) -> str:
     return f"prompt is too long: {tokens} tokens > {limit} maximum{found[3]}"
 
 
-ANTHROPIC: Final = WireFormat(EVENT_STREAM, typed_event, _PING, b"", anthropic_body, anthropic_body)
+ANTHROPIC: Final = WireFormat(
+    EVENT_STREAM, typed_event, lambda words: typed_event(_PING, ""), b"", anthropic_body, anthropic_body
+)

@@ -10,6 +10,8 @@ from llmrun.serving.protocol.openai.objects import (
     MOST_TOOLS,
     Count,
     Fingerprint,
+    PromptProgress,
+    ReturnProgress,
     Sampling,
     Stops,
     Strict,
@@ -226,6 +228,7 @@ class MessageCountRequest(TypedDict, total=False):
 class MessageRequest(MessageCountRequest, Sampling, total=False):
     max_tokens: Required[Annotated[int, Limits(1), "The maximum number of generated tokens, including thinking."]]
     stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
+    return_progress: ReturnProgress
     stop_sequences: Stops
 
 
@@ -297,8 +300,13 @@ class _MessageDelta(TypedDict):
     usage: MessageUsage
 
 
-class _OtherEvent(TypedDict):
-    type: Literal["message_stop", "ping"]
+class _MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+class _Ping(TypedDict):
+    type: Literal["ping"]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class _Problem(TypedDict):
@@ -312,7 +320,9 @@ class AnthropicError(TypedDict):
     error: _Problem
 
 
-MessageEvent = _MessageStart | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _OtherEvent | AnthropicError
+MessageEvent = (
+    _MessageStart | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _MessageStop | _Ping | AnthropicError
+)
 
 
 class MessageCount(TypedDict):

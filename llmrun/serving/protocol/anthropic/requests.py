@@ -314,6 +314,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
     return ParsedMessage(
         requests=(request,),
         stream=given.get("stream", False),
+        returns_progress=given.get("return_progress", False),
         ignored=(*in_vain, *ignored),
         seed=seed,
         shows_thinking=shows_thinking,

@@ -50,7 +50,7 @@ def ollama_error(error: ApiError) -> OllamaError:
     return {"error": error.message}
 
 
-OLLAMA: Final = WireFormat(MEDIA_TYPE, json_line, _SPACE, b"", ollama_error, ollama_error)
+OLLAMA: Final = WireFormat(MEDIA_TYPE, json_line, lambda words: _SPACE, b"", ollama_error, ollama_error)
 
 
 LOADED: Final = "load"

@@ -112,9 +112,13 @@ class StructuredOutputs(TypedDict, total=False):
     json_object: bool
 
 
+ReturnProgress = Annotated[bool, "Report the progress of the prompt in the stream, as in llama-server."]
+
+
 class Shared(Sampling, total=False):
     model: Annotated[str, "The name of a model or preset. A missing or empty name selects the default model."]
     stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
+    return_progress: ReturnProgress
     lora: Annotated[
         list[ChosenAdapter], "The LoRA adapters to use. By default, the adapters and scales of `--lora` are used."
     ]
@@ -486,6 +490,15 @@ class Timings(TypedDict):
     draft_n_accepted: NotRequired[Count]
 
 
+class PromptProgress(TypedDict):
+    """The progress of the prompt, as in llama-server. Only streams of requests with `return_progress` contain it."""
+
+    total: Annotated[Count, "The number of the prompt's tokens."]
+    cache: Annotated[Count, "The number of these tokens that were in the cache."]
+    processed: Annotated[Count, "The number of tokens in the cache now."]
+    time_ms: Annotated[Count, "The time since the processing of the prompt began."]
+
+
 class _Head(TypedDict):
     id: str
     created: Count
@@ -504,6 +517,7 @@ class _Progress(TypedDict, total=False):
         Usage | None, "Present only with `stream_options.include_usage`, and null in all chunks except the last."
     ]
     timings: Annotated[Timings, "The timings of one choice, in the chunk with the choice's finish reason."]
+    prompt_progress: PromptProgress
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -588,9 +602,16 @@ class Delta(TypedDict, total=False):
     tool_calls: list[ToolCallPiece]
 
 
+class _NoDelta(TypedDict):
+    """The delta of a chunk with `prompt_progress`."""
+
+    role: Literal["assistant"]
+    content: None
+
+
 class _ChunkChoice(TypedDict):
     index: Count
-    delta: Delta
+    delta: Delta | _NoDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 

@@ -262,6 +262,7 @@ class Options:
     """The options of a request that do not depend on its prompt.
 
     n       the number of choices for each prompt
+    returns_progress  True if the stream reports the progress of the prompt
     seed    the seed of the first choice, which replaces the seed in `sampling`
     others  as in Request
     """
@@ -277,6 +278,7 @@ class Options:
     adapters: Mapping[str, float] | None = None
     n: int = 1
     include_usage: bool = False
+    returns_progress: bool = False
 
     def request(self, prompt: Prompt, thinking: ThinkingOptions | None = None) -> Request:
         """Return the request for one choice."""
@@ -299,6 +301,7 @@ def options_of(given: Common, facts: ModelFacts, seed: int, max_tokens: int | No
     stream = given.get("stream", False)
     return Options(
         stream=stream,
+        returns_progress=given.get("return_progress", False),
         include_usage=given.get("stream_options", {}).get("include_usage", False) and stream,
         n=given.get("n", 1),
         seed=seed_of(given, seed),

@@ -99,6 +99,7 @@ def parsed_completion(requests: Sequence[Request], options: Options, ignored: tu
     return ParsedCompletion(
         requests=tuple(choice for request in requests for choice in choices_of(request, options)),
         stream=options.stream,
+        returns_progress=options.returns_progress,
         ignored=ignored,
         n=options.n,
         seed=options.seed,

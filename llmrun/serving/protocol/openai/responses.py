@@ -325,11 +325,13 @@ class _Answer(ABC):
     kind        the `object` of the body
     chunk_kind  the `object` of chunks
     nothing     the part of a chunk without text
+    unread      the part of a chunk that reports the progress of the prompt
     """
 
     kind: str
     chunk_kind: str
     nothing: Part
+    unread: Part
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an empty answer.
@@ -356,8 +358,7 @@ class _Answer(ABC):
         event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
-        chunks = [] if self._has_begun else [self._choice_chunk(index, part) for index, part in self._begin()]
-        self._has_begun = True
+        chunks = self.begin()
         if isinstance(event, TextDelta):
             self._keep(choice, event.logprobs)
         parts = self._take(choice, event) if isinstance(event, TextDelta) else self._rest(choice)
@@ -367,6 +368,16 @@ class _Answer(ABC):
             last = self._choice_chunk(choice, self.nothing, event.reason.value, self._take_unsent(choice))
             chunks.append({**last, "timings": timings([event])})
         return chunks
+
+    def begin(self, prompt_tokens: int = 0) -> list[dict[str, Any]]:
+        """See PatientAnswer."""
+        chunks = [] if self._has_begun else [self._choice_chunk(index, part) for index, part in self._begin()]
+        self._has_begun = True
+        return chunks
+
+    def progress(self, choice: int, told: objects.PromptProgress) -> list[dict[str, Any]]:
+        """See ProgressAnswer."""
+        return [{**self._choice_chunk(choice, self.unread), "prompt_progress": told}]
 
     @property
     def is_complete(self) -> bool:
@@ -451,11 +462,24 @@ class ChatAnswer(_Answer):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     nothing: Part = {"delta": {}}  # noqa: RUF012  never changed
+    unread: Part = {"delta": {"role": "assistant", "content": None}}  # noqa: RUF012
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         prompts = [request.prompt for request in parsed.requests]
         self._choices = [choice_of(prompt) if isinstance(prompt, ChatPrompt) else ChatChoice(()) for prompt in prompts]
+
+    def patience_s(self, client: str) -> float:
+        """See PatientAnswer. By default, Qwen Code waits 240 s for a chunk, and comments do not count."""
+        return 100.0
+
+    def keep_alive(self) -> list[dict[str, Any]]:
+        """See PatientAnswer."""
+        return [self._choice_chunk(0, {"delta": {"content": ""}})]
+
+    def progress(self, choice: int, told: objects.PromptProgress) -> list[dict[str, Any]]:
+        # All choices have the same prompt, and OpenAI's client fails if the first chunk does not belong to choice 0.
+        return [] if choice else super().progress(choice, told)
 
     def _begin(self) -> list[tuple[int, Part]]:
         # The order matters, because OpenAI's client fails if the first chunk does not belong to choice 0.
@@ -482,7 +506,7 @@ class CompletionAnswer(_Answer):
     """The answer to a completion. Choices are numbered by prompt, and then by choice."""
 
     kind = chunk_kind = "text_completion"
-    nothing: Part = {"text": ""}  # noqa: RUF012  never changed
+    nothing = unread = {"text": ""}  # noqa: RUF012  never changed
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)

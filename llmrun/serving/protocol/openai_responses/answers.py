@@ -13,7 +13,7 @@ from typing import Final
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, TextDelta, TokenLogprobs
 from llmrun.serving.protocol.errors import ApiError, openai_body
-from llmrun.serving.protocol.openai.objects import Delta, ToolCallPiece
+from llmrun.serving.protocol.openai.objects import Delta, PromptProgress, ToolCallPiece
 from llmrun.serving.protocol.openai.objects import TokenLogprobs as LoggedToken
 from llmrun.serving.protocol.openai.responses import LogprobLimit, chat_logprobs, choice_of, timings, usage
 from llmrun.serving.protocol.openai_responses import objects
@@ -178,6 +178,22 @@ class ResponseAnswer:
             self._finished = event
         return self._numbered(found)
 
+    def patience_s(self, client: str) -> float:
+        """See PatientAnswer. By default, Codex waits 300 s for an event, and comments do not count."""
+        return 10.0
+
+    def begin(self, prompt_tokens: int) -> list[objects.ResponseEvent]:
+        """See PatientAnswer."""
+        return self._numbered(self._begin())
+
+    def keep_alive(self) -> list[objects.ResponseEvent]:
+        """See PatientAnswer. The last number is repeated, so that the numbers of later events are always the same."""
+        return [self._in_progress(self._n_events - 1)]
+
+    def progress(self, choice: int, told: PromptProgress) -> list[objects.ResponseEvent]:
+        """See ProgressAnswer."""
+        return [{**self._in_progress(self._n_events - 1), "prompt_progress": told}]
+
     def finish(self) -> list[objects.ResponseEvent]:
         """Return the last events of a stream, after the answer has finished."""
         events: list[objects.ResponseEvent] = [*self._end()]
@@ -240,11 +256,12 @@ class ResponseAnswer:
         """Return the first events of a stream if no event was sent yet."""
         if self._n_events:
             return []
+        created = self._written("in_progress")
+        return [{"type": "response.created", "response": created, "sequence_number": 0}, self._in_progress(0)]
+
+    def _in_progress(self, number: int) -> objects.WholeEvent:
         response = self._written("in_progress")
-        return [
-            {"type": "response.created", "response": response, "sequence_number": 0},
-            {"type": "response.in_progress", "response": response, "sequence_number": 0},
-        ]
+        return {"type": "response.in_progress", "response": response, "sequence_number": number}
 
     def _numbered(self, events: list[objects.ResponseEvent]) -> list[objects.ResponseEvent]:
         for event in events:

@@ -19,6 +19,7 @@ from llmrun.serving.protocol.openai.objects import (
     InputGrammar,
     JsonSchema,
     OtherTool,
+    PromptProgress,
     Shared,
     StrictFormat,
     SystemMessage,
@@ -395,10 +396,11 @@ WholeType = Literal[
 ]
 
 
-class _WholeEvent(TypedDict):
+class WholeEvent(TypedDict):
     type: WholeType
     response: Response
     sequence_number: Count
+    prompt_progress: NotRequired[PromptProgress]
 
 
 EventType = Literal[
@@ -445,4 +447,4 @@ class ErrorEvent(Error):
     param: str | None
 
 
-ResponseEvent = _WholeEvent | ItemEvent | ErrorEvent
+ResponseEvent = WholeEvent | ItemEvent | ErrorEvent

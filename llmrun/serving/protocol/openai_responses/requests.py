@@ -298,6 +298,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     return ParsedResponse(
         requests=(request,),
         stream=options.stream,
+        returns_progress=given.get("return_progress", False),
         seed=options.seed,
         settings=_settings(given, request, tools),
         names=_names(given),
