@@ -5,7 +5,10 @@ only another llmrun server can take over, because llmrun resumes streams with ev
 
 Upstreams are not trusted: the length of an event is limited, and events that are not JSON are errors. The streams of
 all APIs are split into events to track the progress of the answer, but the bytes of events are passed on unchanged.
-While an upstream is silent, the client receives comments.
+While an upstream processes the prompt, the client receives comments, which repeat the upstream's, and the chunks with
+`prompt_progress`, which bind the client to no upstream. The events with which llmrun keeps the clients of the Responses
+API and Claude Code waiting belong to an answer. They and the events before them are passed on, because the answer can
+then be resumed elsewhere. From other upstreams, such events are held back.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Final
 from starlette.types import Send
 
 from llmrun.engine.remote.client import OWNER
-from llmrun.engine.remote.stream import follows, is_event_id, server_words
+from llmrun.engine.remote.stream import follows, is_event_id, prompt_words, server_words
 from llmrun.serving.bodies import LARGE, off_the_loop
 from llmrun.serving.exchanges import Exchange
 from llmrun.serving.gate import UPSTREAM_FLAG
@@ -47,6 +50,7 @@ _EARLY_TYPES: Final = (
     "response.content_part.added",
     "message_start",
     "content_block_start",
+    _PING,
 )
 _LAST_TYPES: Final = ("response.completed", "response.incomplete", "message_stop")
 _ERROR_TYPES: Final = ("error", "response.failed")
@@ -60,6 +64,7 @@ class BadStream(ValueError):
 class Progress(IntEnum):
     """How far an answer has progressed after an event.
 
+    ASIDE   the event tells the progress of the prompt, and does not belong to the answer
     EARLY   nothing has been generated yet, so another upstream can still take over
     TOKEN   something has been generated
     FINISH  the answer is complete, but other events may follow
@@ -67,6 +72,7 @@ class Progress(IntEnum):
     ERROR   an error, which ends the stream
     """
 
+    ASIDE = auto()
     EARLY = auto()
     TOKEN = auto()
     FINISH = auto()
@@ -94,12 +100,15 @@ class EventSplitter:
     """Splits a stream of server-sent events, or of JSON lines as in Ollama's API.
 
     Comments and Anthropic's pings are dropped, because this server sends its own comments.
+
+    prompt  the last comment about the progress of the prompt; "" before the first one
     """
 
     def __init__(self, *, json_lines: bool) -> None:
         self._json_lines = json_lines
         self._end = _NEWLINE if json_lines else _BLANK_LINE
         self._held = bytearray()
+        self.prompt = ""
 
     def feed(self, data: bytes) -> list[StreamEvent]:
         """Return the events that the new data completes. Raises BadStream."""
@@ -123,8 +132,11 @@ class EventSplitter:
         data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name in (b"data", b"error"))
         ids = [value.strip().decode("latin-1") for name, _, value in lines if name == b"id"]
         known = bool(ids) and is_event_id(ids[-1])
-        event = _parsed(raw, ids[-1] if known else "", data) if data else None
-        return None if event is not None and event.data.get("type") == _PING else event
+        if not data:
+            self.prompt = next((words for line in raw.splitlines() if (words := prompt_words(line))), self.prompt)
+            return None
+        event = _parsed(raw, ids[-1] if known else "", data)
+        return None if event.data.get("type") == _PING and event.progress is not Progress.ASIDE else event
 
 
 def _parsed(raw: bytes, event_id: str, data: bytes) -> StreamEvent:
@@ -140,6 +152,12 @@ def _parsed(raw: bytes, event_id: str, data: bytes) -> StreamEvent:
 
 
 def _progress(data: Mapping[str, Any]) -> Progress:
+    found = _stage(data)
+    is_aside = "prompt_progress" in data and data.get("type") in (None, _PING)
+    return Progress.ASIDE if found is Progress.EARLY and is_aside else found
+
+
+def _stage(data: Mapping[str, Any]) -> Progress:
     kind = data.get("type")
     if kind in _ERROR_TYPES or server_words(data):
         return Progress.ERROR
@@ -152,10 +170,15 @@ def _progress(data: Mapping[str, Any]) -> Progress:
         if any(part.get("finish_reason") for part in parts):
             return Progress.FINISH
         return Progress.TOKEN if any(map(_has_text, parts)) else Progress.EARLY
-    if kind in _EARLY_TYPES:
+    if kind in _EARLY_TYPES or (kind == "message_delta" and not _ends(data)):
         return Progress.EARLY
     known = "done" in data or "stop" in data  # Ollama and llama-server send empty texts, too
     return Progress.EARLY if known and not _has_text(data) else Progress.TOKEN
+
+
+def _ends(data: Mapping[str, Any]) -> bool:
+    """Return whether an event `message_delta` ends its message."""
+    return not isinstance(delta := data.get("delta"), dict) or delta.get("stop_reason") is not None
 
 
 def _has_text(part: Mapping[str, Any]) -> bool:
@@ -175,6 +198,7 @@ _PASSED_ON: Final = (
     "x-llmrun-wait",
     "x-llmrun-first-token",
 )
+_UNANSWERED: Final = 10  # how many times longer the silence may be before an upstream's response begins
 _OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would otherwise buffer the events
 
 
@@ -183,6 +207,8 @@ class Reply:
 
     started  True if the response's header has been sent
     begun    True if a part of the answer has been sent
+    headers  the headers of the upstream's response, or None until the response begins
+    prompt   a comment about the progress of the prompt, or ""
     """
 
     def __init__(self, send: Send, wire: WireFormat, *, streamed: bool) -> None:
@@ -192,6 +218,8 @@ class Reply:
         self._sent_at = asyncio.get_running_loop().time()
         self.started = False
         self.begun = False
+        self.headers: Mapping[str, str] | None = None
+        self.prompt = ""
 
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole response, with headers from the upstream's response."""
@@ -207,6 +235,11 @@ class Reply:
             self.begun = True
             await self._body(raw, more=True)
 
+    async def aside(self, raw: bytes) -> None:
+        """Send bytes that are not part of the answer."""
+        async with self._lock:
+            await self._aside(raw)
+
     async def end(self, error: ApiError | None = None) -> None:
         """End a stream, and send an error event first if `error` is given."""
         async with self._lock:
@@ -215,8 +248,12 @@ class Reply:
 
     @asynccontextmanager
     async def pinging(self, ping_s: float) -> AsyncIterator[None]:
-        """Send a comment whenever a stream has been silent for `ping_s` seconds, if the wire format has comments."""
-        if not self._streamed or not self._wire.ping:
+        """Send a comment whenever a stream has been silent for `ping_s` seconds.
+
+        The first silence, until an upstream's response begins, may be longer, because comments begin a response with
+        status 200, and the status of a refusal would be lost.
+        """
+        if not self._streamed:
             yield
             return
         task = asyncio.create_task(self._ping(ping_s))
@@ -229,12 +266,16 @@ class Reply:
     async def _ping(self, ping_s: float) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(0.0, self._sent_at + ping_s - clock()))
+            await asyncio.sleep(min(ping_s, max(0.0, self._sent_at + ping_s - clock())) or ping_s)
+            is_answered = self.started or self.headers is not None
             async with self._lock:
-                if clock() >= self._sent_at + ping_s:
-                    if not self.started:
-                        await self._start(200, {"content-type": self._wire.media_type}, _OF_STREAMS)
-                    await self._body(self._wire.ping, more=True)
+                if clock() >= self._sent_at + ping_s * (1 if is_answered else _UNANSWERED):
+                    await self._aside(self._wire.ping(self.prompt or "ping"))
+
+    async def _aside(self, raw: bytes) -> None:
+        if not self.started:
+            await self._start(200, self.headers or {"content-type": self._wire.media_type}, _OF_STREAMS)
+        await self._body(raw, more=True)
 
     async def _start(self, status: int, headers: Mapping[str, str], own: Mapping[str, str]) -> None:
         self.started = True
@@ -422,26 +463,31 @@ class Forwarding:
     async def _pass_events(self, upstream: Upstream, answering: Answering) -> None:
         """Pass on the events of a stream. Raises Cut if the stream ends before the answer is complete."""
         splitter = EventSplitter(json_lines=self.expected != _EVENT_STREAM)
+        self.reply.headers = answering.headers
         held, progress, continues, finished = _Held(), Progress.EARLY, bool(self.last_id), 0
         while (piece := await self._piece(answering, progress)) is not None:
             try:
                 events = splitter.feed(piece)
             except BadStream as error:
                 raise Misbehaved(str(error)) from None
+            self.reply.prompt = splitter.prompt
             for event in events:
+                if event.progress is Progress.ASIDE:
+                    await self.reply.aside(event.raw)
+                    continue
                 if event.progress is Progress.ERROR:
                     event = replace(event, raw=upstream.redacted(event.raw))
                 if event.progress is Progress.ERROR and _another_may_do_better(event):
                     await self._pass_on(answering, held)
                     raise _Failed(event)
-                if continues and not (event.progress is Progress.LAST or follows(event.id, self.last_id)):
-                    raise Misbehaved("the stream does not continue after the last event")
-                continues = False
+                if continues and (event.id or event.progress > Progress.EARLY):
+                    if not (event.progress is Progress.LAST or follows(event.id, self.last_id)):
+                        raise Misbehaved("the stream does not continue after the last event")
+                    continues = False
                 held.add(event)
                 progress = max(progress, event.progress)
                 finished += event.progress is Progress.FINISH
-            if self.reply.begun or progress > Progress.EARLY or len(held.raw) > _MOST_HELD:
-                await self._pass_on(answering, held)
+            await self._pass_on(answering, held)
         if progress < Progress.FINISH or (progress is Progress.FINISH and finished < self.choices):
             raise Cut("the answer ended early", sent=True)
         await self.reply.end()
@@ -457,8 +503,9 @@ class Forwarding:
             return None
 
     async def _pass_on(self, answering: Answering, held: _Held) -> None:
-        """Send the held-back events once the upstream has generated output."""
-        if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
+        """Send the held-back events once the upstream has generated output, or keeps the client waiting."""
+        must_go = held.progress > Progress.EARLY or held.is_waiting or len(held.raw) > _MOST_HELD
+        if held.raw and (self.reply.begun or must_go):
             await self.reply.events(answering.headers, bytes(held.raw))
             self.last_id = held.last_id or self.last_id
             self._moves = _MOVES  # a request whose answer makes progress does not crash upstreams
@@ -539,14 +586,19 @@ def no_upstream(model: str) -> Refused:
 
 @dataclass(slots=True)
 class _Held:
-    """Events that have arrived but have not yet been sent to the client."""
+    """Events that have arrived but have not yet been sent to the client.
+
+    is_waiting  True if events with IDs are followed by events that only keep the client waiting
+    """
 
     raw: bytearray = field(default_factory=bytearray)
     last_id: str = ""
     progress: Progress = Progress.EARLY
+    is_waiting: bool = False
 
     def add(self, event: StreamEvent) -> None:
         self.raw += event.raw
+        self.is_waiting |= bool(self.last_id) and not event.id and event.progress is Progress.EARLY
         self.last_id = event.id or self.last_id
         self.progress = max(self.progress, event.progress)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from llmrun.serving.upstreams.forwarding import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
 from tests.support.serving.fake_upstream import ANSWER
 
-EARLY, TOKEN, FINISH, LAST, ERROR = Progress
+ASIDE, EARLY, TOKEN, FINISH, LAST, ERROR = Progress
+PROGRESS: dict[str, Any] = {"total": 9, "cache": 2, "processed": 5, "time_ms": 7}
 
 
 def sse(data: object, event_id: str = "", ending: str = "\n") -> bytes:
@@ -51,6 +52,13 @@ def test_comments_and_pings_are_dropped() -> None:
     assert split(b": ping\n\nretry: 5\n\n\n\n" + b'event: ping\ndata: {"type":"ping"}\n\n') == []
 
 
+@pytest.mark.parametrize("ending", [b"\n\n", b"\r\n\r\n"])
+def test_the_last_comment_about_the_prompt_is_kept(ending: bytes) -> None:
+    splitter = EventSplitter(json_lines=False)
+    splitter.feed(ending.join((b": processing prompt 3/9", b": processing prompt 5/9", b": processing 7", b"")))
+    assert splitter.prompt == "processing prompt 5/9"
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -68,6 +76,14 @@ def test_comments_and_pings_are_dropped() -> None:
         ({"type": "response.completed", "response": {}}, LAST),
         ({"type": "response.failed", "response": {}}, ERROR),
         ({"type": "message_start", "message": {"content": []}}, EARLY),
+        ({"type": "message_delta", "delta": {"stop_reason": None}, "usage": {}}, EARLY),
+        ({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}}, TOKEN),
+        ({"type": "ping", "prompt_progress": PROGRESS}, ASIDE),
+        ({"type": "response.in_progress", "response": {}, "prompt_progress": PROGRESS}, EARLY),
+        ({**chunk(role="assistant", content=None), "prompt_progress": PROGRESS}, ASIDE),
+        ({**chunk(content="a"), "prompt_progress": PROGRESS}, TOKEN),
+        ({"choices": [{"text": "", "finish_reason": None}], "prompt_progress": PROGRESS}, ASIDE),
+        ({"content": "", "stop": False, "prompt_progress": PROGRESS}, ASIDE),
         ({"type": "content_block_delta", "delta": {"text": "a"}}, TOKEN),
         ({"type": "message_stop"}, LAST),
         ({"type": "error", "error": {"type": "api_error", "message": "no"}}, ERROR),

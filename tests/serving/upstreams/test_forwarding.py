@@ -253,10 +253,10 @@ def test_silent_streams_have_pings_before_the_first_token() -> None:
 @pytest.mark.push
 def test_an_error_after_a_ping_is_an_event() -> None:
     def refuse_late(asked: Asked, connection: socket.socket) -> None:
-        time.sleep(0.3)
+        time.sleep(0.5)
         connection.sendall(refusal("400 Bad", "too hot", type="invalid_request_error"))
 
-    with behind(refuse_late, ping_s=0.05) as (front, _):
+    with behind(refuse_late, ping_s=0.02) as (front, _):
         reply = front.chat(model=MODEL, stream=True)
         assert reply.status == 200
         error = json.loads(reply.body.rpartition(b"data: ")[2])["error"]
