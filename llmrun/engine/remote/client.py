@@ -41,10 +41,12 @@ class Call:
     stopped   True after `stop`
     received  what has been received of the current response and not yet been read: the response itself, the pieces of
               its body with their arrival times, None at its end, or an error; None also wakes the reader after `stop`
+    prompt    how many of the prompt's tokens the server has processed, and how many there are; (0, 0) if unknown
     """
 
     def __init__(self) -> None:
         self.stopped = False
+        self.prompt = (0, 0)
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._deadline = (0.0, "")
 
@@ -298,8 +300,14 @@ class RemoteModel:
     def _chunks(self, call: Call, most_events: int) -> Iterator[Chunk]:
         pieces = self._pieces(call)
         finished = False
+
+        def note_prompt(done: int, total: int) -> None:
+            if (done, total) != call.prompt:  # a prompt may take longer than any timeout, as long as it advances
+                call.prompt = done, total
+                call.expect(f"the prompt did not advance for {self._first_s:g} s", self._first_s)
+
         try:
-            for count, chunk in enumerate(read_chunks(pieces, self._teller), 1):
+            for count, chunk in enumerate(read_chunks(pieces, self._teller, note_prompt), 1):
                 call.expect(f"nothing received for {self._between_s:g} s in the middle of an answer", self._between_s)
                 if count > most_events:
                     raise self._teller.fault("answer is too long", f"more than {most_events:,} events")

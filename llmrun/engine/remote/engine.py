@@ -276,8 +276,9 @@ class RemoteEngine:
                 return [*self.prefill_progress()]
 
     def prefill_progress(self) -> list[PrefillProgress]:
-        """Return progress with an unknown total for each request that has no answer yet. Thread-safe."""
-        return [PrefillProgress(one.request_id, 0, 0) for one in [*self._running.values()] if not one.moments]
+        """Return the progress of each request that has no answer yet. Only llmrun's servers tell it. Thread-safe."""
+        waiting = [one for one in [*self._running.values()] if not one.moments]
+        return [PrefillProgress(one.request_id, *one.call.prompt) for one in waiting]
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,6 +35,15 @@ def follows(event_id: str, last_id: str) -> bool:
         return False
     same_answer = found.group("answer", "check") == last.group("answer", "check")
     return same_answer and int(found["number"]) == int(last["number"]) + 1
+
+
+_PROMPT: Final = re.compile(rb": ?(processing prompt ([0-9]{1,9})/([0-9]{1,9}))")
+
+
+def prompt_words(line: bytes) -> str:
+    """Return the text of a comment with which llmrun reports the progress of a prompt, or "" for other lines."""
+    found = _PROMPT.fullmatch(line)
+    return found[1].decode("ascii") if found else ""
 
 
 LONGEST_LINE = 1 << 20  # bytes
@@ -116,13 +125,19 @@ class _Unexpected(ValueError):
     """Raised for a field that does not match the API."""
 
 
-def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[Chunk]:
+def read_chunks(
+    pieces: Iterable[tuple[float, bytes]],
+    teller: Teller,
+    on_prompt: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Chunk]:
     """Yield the chunks of a stream until `[DONE]` or the end of the stream. `pieces` yields (time of arrival, bytes).
+
+    on_prompt  called with the progress of the prompt in llmrun's comments: the processed tokens and all tokens
 
     Raises NetworkError if the stream is malformed or reports an error.
     """
     count, finished = 0, False
-    for arrived, data, event_id in _events(_lines(pieces, teller), teller):
+    for arrived, data, event_id in _events(_lines(pieces, teller), teller, on_prompt):
         if data.strip() == b"[DONE]":
             return
         try:
@@ -175,7 +190,9 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
         yield arrived, bytes(held)
 
 
-def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes, str]]:
+def _events(
+    lines: Iterable[tuple[float, bytes]], teller: Teller, on_prompt: Callable[[int, int], None]
+) -> Iterator[tuple[float, bytes, str]]:
     """Yield each complete event's data and time of arrival, and the latest event ID in the stream so far.
 
     The last event is yielded even without a final empty line, because some servers leave this line out.
@@ -197,6 +214,8 @@ def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
                 raise teller.fault("answer is not an event stream", f"an event of more than {LONGEST_LINE:,} bytes")
         elif name == b"id":
             event_id = _event_id(value.removeprefix(b" "))
+        elif found := _PROMPT.fullmatch(line):
+            on_prompt(int(found[2]), int(found[3]))
     if data:
         yield arrived, b"\n".join(data), event_id
 

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from llmrun.base.types import FinishReason
 from llmrun.cli.answers.answering import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
+from llmrun.engine.remote.client import RemoteModel
 from llmrun.engine.remote.engine import RemoteEngine
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.engine.requests import (
     ChatPrompt,
     Event,
@@ -39,6 +42,7 @@ from tests.support.servers.hostile_server import (
     DONE,
     HELLO,
     Asked,
+    HangUp,
     HostileServer,
     counted,
     response,
@@ -152,6 +156,40 @@ def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
     with serving(script) as server:
         _, events = answer_of(server, chat())
     assert events[:2] == [PrefillProgress(0, 0, 0)] * 2
+
+
+def test_comments_tell_how_far_the_prompt_is() -> None:
+    """llmrun's servers send them without being asked, and other servers receive no field that they do not know."""
+    comments = b": ping\n\n: processing prompt 4096/18826\n\n: processing prompt x/9\n\n"
+
+    def script(asked: Asked, connection: socket.socket) -> None:
+        connection.sendall(stream_head() + comments)
+        time.sleep(0.7)
+        connection.sendall(HELLO)
+        raise HangUp
+
+    with serving(script) as server:
+        text, events = answer_of(server, chat())
+    assert (text, events[1]) == ("Hello", PrefillProgress(0, 4096, 18826))
+    assert b"return_progress" not in server.asked[0].content
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("advances", [True, False])
+def test_only_a_prompt_that_advances_may_take_long(advances: bool) -> None:
+    def script(asked: Asked, connection: socket.socket) -> None:
+        connection.sendall(stream_head())
+        for done in range(20):
+            connection.sendall(f": processing prompt {done if advances else 0}/99\n\n".encode())
+            time.sleep(0.05)
+        connection.sendall(HELLO)
+        raise HangUp
+
+    with serving(script) as server:
+        model = RemoteModel(parse_endpoint(f"{server.url}#tiny"), first_s=0.5)
+        expected = nullcontext() if advances else pytest.raises(NetworkError, match=r"did not advance for 0\.5 s")
+        with RemoteEngine(model) as engine, expected:
+            assert len(list(engine.generate(chat()))) > 2
 
 
 # --- requests

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta
-from llmrun.serving.options import ServingOptions
+from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, TextDelta
+from llmrun.serving.options import Limits, ServingOptions
 from tests.support.browser.chat_page import answer_to, ask, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser, Page
@@ -52,6 +52,16 @@ def test_an_answer_streams_and_ends_with_statistics(chromium: Browser) -> None:
     assert "2 tokens · 10.0 tokens/s · first token after 0." in statistics
     assert "prompt of 3 tokens" in statistics
     assert sent(server) == [("user", "Hi")]
+
+
+def test_a_long_prompt_shows_its_progress(chromium: Browser) -> None:
+    script = [PrefillProgress(0, 5, 20), HOLD, *text("Hello")[1:]]
+    with serving(FakeModel(lambda _: script), ServingOptions(limits=Limits(ping_s=0.1))) as server:
+        page = open_chat(chromium, server)
+        ask(page, "Hi")
+        page.wait_for("/Reading the conversation for \\d+\\s+s, 25\\s+%/.test(document.body.innerText)")
+        server.release()
+        assert last_answer(page) == "Hello"
 
 
 def test_enter_sends_and_shift_enter_begins_a_line(chromium: Browser) -> None:
