@@ -89,15 +89,6 @@ def test_deep_rows_cost_more() -> None:
     assert rows[0] > 1.5 * rows[-1]
 
 
-def test_a_prompt_takes_as_long_as_its_steps() -> None:
-    costs = StepCosts()
-    for depth in range(0, 20_000, 512):
-        costs.observe(EMPTY.with_chunk(MOST_ROWS, depth), MOST_ROWS, 1.0 + depth / 5000)
-    steps = [costs.of_step(EMPTY.with_chunk(MOST_ROWS, depth), MOST_ROWS) for depth in range(512, 4096, MOST_ROWS)]
-    assert costs.of_prompt(512, 4096 - 512) == pytest.approx(sum(steps), rel=0.02)
-    assert costs.of_prompt(512, 0) == 0
-
-
 def test_the_first_rows_beside_answers_are_few() -> None:
     costs = StepCosts()
     assert costs.rows_within(10.0, answers(4, 100), 0) == 32

@@ -151,6 +151,13 @@ def _ignore(*_: object) -> None:
     """Ignore progress reports and notes."""
 
 
+def _remaining(seconds: float | None) -> str:
+    """Return the words that follow the progress of a prompt."""
+    if seconds is None:
+        return ""
+    return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+
+
 class ModelProcess:
     """A ServedModel. All methods must be called on the event loop that runs `start`."""
 
@@ -433,8 +440,7 @@ class ModelProcess:
         if request is not None and not request.over and now - max(request.begun_at, request.told_at) >= _LOG_S:
             request.told_at = now
             done = f"{prompt.done:,} of {prompt.total:,} tokens ({format_percent(prompt.done / prompt.total)})"
-            left = f"{prompt.left_s / 60:.0f} min" if prompt.left_s > 90 else f"{prompt.left_s:.0f} s"
-            self._prompts(f"processing prompt: {done}, about {left} left")
+            self._prompts(f"processing prompt: {done}{_remaining(prompt.left_s)}")
 
     def _reject(self, rejected: Rejected) -> None:
         self._calls.fail(rejected.id, rejected.error)
