@@ -172,6 +172,9 @@ class Loading(Portable, frozen=True):
     fraction: float
 
 
+SAVE_S: Final = 10.0  # the time limit for saving prefixes after Close, in seconds; 1 GB takes about 2 s
+
+
 class Note(Portable, frozen=True):
     """A message for the user. Details are shown only if the user asks for them. `id` is the client of a StatePlace."""
 

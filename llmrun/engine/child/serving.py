@@ -24,6 +24,7 @@ from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.base.machine.memory import return_freed_memory
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.child.messages import (
+    SAVE_S,
     Ask,
     Beat,
     Begun,
@@ -286,7 +287,6 @@ class Embedding:
 
 
 _Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed
-_SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 _RELEASE_S = 30.0  # the same for free blocks of the KV cache, which later requests would have to allocate again
@@ -414,10 +414,12 @@ class EngineServing:
         return file
 
     def _save_prefixes(self) -> None:
-        """Save prefixes for up to _SAVE_S seconds before the process ends."""
-        end = time.monotonic() + _SAVE_S
-        while self._engine.save_prefix() and time.monotonic() < end:
-            pass
+        """Save prefixes before the process ends, for at most SAVE_S seconds."""
+        end = time.monotonic() + SAVE_S
+        while self._engine.save_prefix():
+            if time.monotonic() >= end:
+                self._send(Note(f"some prefixes are not saved: saving took longer than {SAVE_S:g} s"))
+                return
 
     def _cancel(self, ids: Sequence[int]) -> None:
         for message in self._to_prepare.drop(lambda message: message.id in ids):

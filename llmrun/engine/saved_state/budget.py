@@ -10,7 +10,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
@@ -84,14 +85,16 @@ class Budget:
         self._folders = folders
         self._limit = limit
 
-    def make_room(self, path: Path, added: int) -> bool:
+    def make_room(self, path: Path, added: int, kept: Collection[Path] = ()) -> bool:
         """Make room for `added` more bytes in a file by removing other files. Returns False if this would not suffice.
 
         If removing files would not free enough space, no file is removed. Raises OSError.
+
+        kept  other files that must not be removed
         """
-        stored = stored_states(self._folders)
-        own = sum(each.n_bytes for each in stored if each.path == path)
-        others = sorted((each for each in stored if each.path != path), key=lambda each: each.used)
+        stored, needed = stored_states(self._folders), {path, *kept}
+        own = sum(each.n_bytes for each in stored if each.path in needed)
+        others = sorted((each for each in stored if each.path not in needed), key=lambda each: each.used)
         total = sum(each.n_bytes for each in stored)
         free = shutil.disk_usage(path.parent).free
         allowed = min(self._limit, int((total + free) * SHARE_OF_FREE_SPACE))
@@ -140,7 +143,13 @@ def _scan(folder: Path, levels: int) -> Iterator[StoredState]:
                 yield StoredState(Path(entry.path), status.st_size, status.st_mtime)
 
 
-def note_use(path: Path) -> None:
-    """Set the time of the last use of a file to the current time."""
-    with contextlib.suppress(OSError):  # the file belongs to another user, or was just removed
-        os.utime(path)
+_BETWEEN_USES_NS: Final = 1000
+
+
+def note_uses(paths: Sequence[Path]) -> None:
+    """Set the time of the last use of files to about the current time, so that the last file is removed first."""
+    now = time.time_ns()
+    for order, path in enumerate(reversed(paths)):
+        used = now + order * _BETWEEN_USES_NS
+        with contextlib.suppress(OSError):  # the file belongs to another user, or was just removed
+            os.utime(path, ns=(used, used))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import IntegrityError, LlmrunError
-from llmrun.engine.saved_state.budget import Budget, may_overwrite, note_use
+from llmrun.engine.saved_state.budget import Budget, may_overwrite, note_uses
 from llmrun.engine.saved_state.state_file import StateFile
 from llmrun.engine.slots import common_prefix
 
@@ -51,7 +51,7 @@ class SavedFile:
         n = common_prefix(state.tokens, tokens)
         needed = [part for part in state.parts if part.start < n]
         kept = kv.load(seq, [replace(part, read=partial(self._read, part)) for part in needed])
-        note_use(self.path)
+        note_uses([self.path])
         return kv.truncate(seq, min(n, kept))
 
     def save(self, kv: KVCache, seq: int, tokens: Sequence[int], n: int, tenant: str) -> bool:

@@ -144,7 +144,7 @@ class StateFile:
             if not self._take(record):
                 break
 
-    def _lacking(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
+    def lacking(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
         """Return the parts of a sequence that the file does not contain."""
         common = common_prefix(self.tokens, list(tokens))
         blocks = {part.start: part for part in self.parts if part.kind == BLOCK_PART}
@@ -170,7 +170,7 @@ class StateFile:
 
         If the process is killed while writing, no earlier part is lost. Raises OSError without changing the file.
         """
-        new = self._lacking(tokens, parts)
+        new = self.lacking(tokens, parts)
         if not new:
             return True
         added, useful = sum(map(record_size, new)), sum(map(record_size, parts))

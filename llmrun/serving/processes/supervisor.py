@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from llmrun.base.processes.frames import BadMessage, FrameTooLong
 from llmrun.engine.child.messages import (
     FROM_CHILD,
     LONGEST,
+    SAVE_S,
     TO_CHILD,
     Beat,
     CannotOpen,
@@ -163,6 +165,7 @@ _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is b
 _WATCH_S: Final = 0.5
 _HELD_UP_S: Final = 1.0  # seconds; if a check is this late, the server itself was held up
 _EXIT_S: Final = 5.0
+_LAST_NOTE_S: Final = 1.0  # how long a process that has stopped saving may take to say so
 _LEAST_SOON_S: Final = 5.0
 
 
@@ -264,8 +267,18 @@ class Supervisor:
             await asyncio.wait((task,))
         if self._child is not None:
             self._child.send(TO_CHILD.encode(Close()))
+            if self._model.saved_prefixes and self.state is State.READY:
+                await self._tell_last_notes(self._child)
             await self._child.end(_EXIT_S if self.state is State.READY else 0.0)
         self.state = State.FAILED
+
+    async def _tell_last_notes(self, child: AsyncChild) -> None:
+        """Show the notes of a process that saves prefixes before it ends, until the process closes its output."""
+        with suppress(TimeoutError, BadMessage, FrameTooLong):
+            async with asyncio.timeout(SAVE_S + _LAST_NOTE_S):
+                while (message := await _received(child)) is not None:
+                    if isinstance(message, Note):
+                        self._tell(message)
 
     async def _open(self) -> AsyncChild:
         """Start a process and open the model. Raises LlmrunError."""

@@ -24,6 +24,7 @@ from llmrun.engine.child.messages import (
     Detokenize,
     Detokenized,
     FromChild,
+    Note,
     Prefilling,
     Preparing,
     PromptCounted,
@@ -331,3 +332,11 @@ def test_an_idle_engine_returns_free_memory_once(monkeypatch: pytest.MonkeyPatch
         assert returned.acquire(timeout=PATIENCE_S)
     finally:
         server.close()
+
+
+def test_saving_before_the_end_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SAVE_S", 0.05)
+    monkeypatch.setattr(Engine, "save_prefix", lambda engine: True)
+    server = Server()
+    server.close()
+    assert server.next(Note).text == "some prefixes are not saved: saving took longer than 0.05 s"

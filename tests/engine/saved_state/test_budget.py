@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrun.engine.saved_state.budget import Budget, abandoned, note_use, stored_states
+from llmrun.engine.saved_state.budget import Budget, abandoned, note_uses, stored_states
 
 DAY = 86_400
 
@@ -25,7 +25,7 @@ def state(folder: Path, name: str, n_bytes: int = 100, used: float = 0) -> Path:
 def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     chats, prefixes = tmp_path / "chats", tmp_path / "prefixes"
     old, newer, newest = state(chats, "a.kv", used=3), state(prefixes, "b.kv", used=2), state(chats, "c.kv", used=1)
-    note_use(newest)
+    note_uses([newest])
     other = state(chats, "a.jsonl")
     budget = Budget([chats, prefixes], 350)
     assert budget.make_room(chats / "d.kv", 50)

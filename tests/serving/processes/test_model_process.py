@@ -513,3 +513,27 @@ def test_long_prompts_are_in_the_log_and_the_load(
         assert re.fullmatch(r"processing prompt: [\d,]+ of 1,501 tokens \([\d.]+%\), about \d+ (s|min) left", note), (
             note
         )
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("room", [1 << 30, 0])
+def test_closing_saves_the_prompts_of_running_requests(tmp_path: Path, room: int) -> None:
+    """Notes about saving are shown, although the requests have ended."""
+    folder, notes = tmp_path / "prefixes", list[str]()
+
+    async def ask() -> None:
+        opening = scripted_model(tmp_path, step_seconds=STEP_S)
+        options = {**opening.options, "saves_state": True}
+        model = ModelProcess(
+            structs.replace(opening, options=options, saved_prefixes=str(folder), state_bytes=room), note=notes.append
+        )
+        await model.start()
+        asked = asyncio.create_task(hear(model, chat("x" * 1200)))
+        await until(lambda: model.load.generated_tokens > 0)
+        await model.close()
+        with pytest.raises(Unavailable):
+            await asked
+
+    asyncio.run(ask())
+    assert len([*folder.glob("*.kv")]) == (3 if room else 0)
+    assert notes == ([] if room else ["prefixes are not saved: another chunk exceeds state_gb or the free disk space"])
