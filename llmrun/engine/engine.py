@@ -264,6 +264,10 @@ class Engine:
         """Count the tokens of a request's prompt without running it. Raises the same errors as `submit`."""
         return len(self._prompts.read(request).tokens)
 
+    def render_prompt(self, request: Request) -> str:
+        """Return the text of a conversation's prompt without running it. Raises the same errors as `submit`."""
+        return self._prompts.render(request)
+
     def submit(self, request: Request) -> int:
         """Queue a request and return the id that its events will have. `Timings` are measured from this call.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,16 @@ from msgspec.structs import replace
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.base import check_generates, require_thinking
-from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
+from llmrun.engine.requests import (
+    NONE,
+    ChatPrompt,
+    FillPrompt,
+    MixedPrompt,
+    RecordedChat,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+)
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess, alternating, choose_template
 from llmrun.engine.templates.tool_format import TemplateAbilities
 from llmrun.engine.thinking import Beginning, ThinkingDecoder, recognised_style, spelled
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.constraint.base import ResponseFormat
     from llmrun.engine.constraint.matcher import Constraint, ConstraintCompiler
-    from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking import Spelling, ThinkingStyle
     from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -186,6 +195,10 @@ class ModelThinking:
         return self._process.abilities(self._source) if self._source else TemplateAbilities()
 
 
+def _wanted_thinking(request: Request) -> bool | None:
+    return False if request.think_budget == 0 else request.think
+
+
 def _begun_answer(prompt: ChatPrompt) -> str:
     """Return the text of the answer that the model should continue, or "" if there is none."""
     last = prompt.messages[-1] if prompt.messages else {}
@@ -283,20 +296,19 @@ class PromptReader:
             return self._text_prompt(request, list(prompt.tokens))
         if isinstance(prompt, TextPrompt):
             return self._text_prompt(request, self._tokens_of_text(prompt.text))
+        if isinstance(prompt, MixedPrompt):
+            encoded = [
+                self._tokens_of_text(part, add_special=not number) if isinstance(part, str) else part
+                for number, part in enumerate(prompt.parts)
+            ]
+            return self._text_prompt(request, [*chain.from_iterable(encoded)])
         if isinstance(prompt, FillPrompt):
             tokens, cut = encode_fill(prompt, self._tokenizer, self._context)
             return replace(self._text_prompt(request, tokens), cut_tokens=cut)
-        if self.template is None:
-            raise TemplateRefused(
-                f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
-                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
-            )
-        think = False if request.think_budget == 0 else request.think
-        prompt = self._with_tools(prompt, request.response_format)
-        rendered = self._rendered(self.thinking.asked(prompt, think), self.template)
+        think = _wanted_thinking(request)
+        prompt, beginning = self._begun(prompt, think, request.response_format)
         if not prompt.add_generation_prompt:
-            return self._text_prompt(request, encode(rendered).tolist(), _begun_answer(prompt))
-        beginning = self.thinking.begun(rendered, think, prompt.template_kwargs)
+            return self._text_prompt(request, encode(beginning.text).tolist(), _begun_answer(prompt))
         tokens = [*prompt.tokens] if isinstance(prompt, RecordedChat) else encode(beginning.text).tolist()
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
@@ -305,6 +317,35 @@ class PromptReader:
         opened, may_close = beginning.opened, beginning.may_close and wanted is None
         decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
         return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think))
+
+    def render(self, request: Request) -> str:
+        """Return the text of a conversation's prompt, without the BOS if the vocabulary adds one.
+
+        Raises the errors of `read`.
+        """
+        from llmrun.model.tokenizers.vocabulary import unmark
+
+        check_generates(self._backend.info)
+        assert isinstance(request.prompt, ChatPrompt), "only conversations have a template"
+        _, beginning = self._begun(request.prompt, _wanted_thinking(request), request.response_format)
+        text, _ = unmark(beginning.text)
+        added, bos = self._tokenizer.encode("", add_special=True, parse_special=True).tolist(), self._tokenizer.bos_id
+        return text if bos is None or bos not in added else text.removeprefix(self._tokenizer.token_text(bos))
+
+    def _begun(
+        self, prompt: ChatPrompt, think: bool | None, wanted: ResponseFormat | None
+    ) -> tuple[ChatPrompt, Beginning]:
+        """Return a prompt as the template gets it, and its text. Raises TemplateRefused and UsageError."""
+        if self.template is None:
+            raise TemplateRefused(
+                f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
+                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
+            )
+        prompt = self._with_tools(prompt, wanted)
+        rendered = self._rendered(self.thinking.asked(prompt, think), self.template)
+        if not prompt.add_generation_prompt:
+            return prompt, Beginning(rendered, opened=False, may_close=False)
+        return prompt, self.thinking.begun(rendered, think, prompt.template_kwargs)
 
     def _rendered(self, prompt: ChatPrompt, template: ChatTemplate) -> str:
         """Render a conversation. Raises TemplateRefused.
@@ -399,8 +440,8 @@ class PromptReader:
         ids: list[int] = self._tokenizer.encode(tag, add_special=False, parse_special=True).tolist()
         return ids
 
-    def _tokens_of_text(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(text, add_special=True, parse_special=True).tolist()
+    def _tokens_of_text(self, text: str, *, add_special: bool = True) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special=add_special, parse_special=True).tolist()
         if text and not tokens:
             raise ModelFileError(
                 f"prompt cannot be tokenized: {self._path}: the vocabulary contains none of its {len(text):,} "

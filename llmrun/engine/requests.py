@@ -73,6 +73,12 @@ class TokenPrompt(Portable, frozen=True):
     tokens: Sequence[int]
 
 
+class MixedPrompt(Portable, frozen=True):
+    """A prompt of texts and token ids. Texts are treated as in a TextPrompt, and only the first part can get a BOS."""
+
+    parts: tuple[str | tuple[int, ...], ...]
+
+
 class ContextFile(Portable, frozen=True):
     """Another file, as additional context for filling in the middle."""
 
@@ -98,7 +104,7 @@ class FillPrompt(Portable, frozen=True):
     cut: bool = False
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt | FillPrompt
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | FillPrompt
 
 
 class Request(Portable, frozen=True):
@@ -296,6 +302,9 @@ def check_request(request: Request, vocabulary_size: int) -> None:
         raise UsageError(f"parameter out of range: think_budget: {request.think_budget} is less than 0")
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
+    if isinstance(request.prompt, MixedPrompt):
+        for part in request.prompt.parts:
+            _check_tokens("prompt", () if isinstance(part, str) else part, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
     _check_sampling(request.sampling)
 

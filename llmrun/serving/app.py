@@ -23,6 +23,7 @@ from llmrun.serving.routes.generation import (
     CHAT,
     COMPLETION,
     INFILL,
+    LLAMA_COMPLETION,
     MESSAGE,
     RESPONSE,
     Call,
@@ -31,6 +32,7 @@ from llmrun.serving.routes.generation import (
     OrForwarded,
     no_stored_response,
 )
+from llmrun.serving.routes.llama_server import LlamaServerRoutes, no_saved_slots
 from llmrun.serving.routes.status import StatusRoutes
 from llmrun.serving.routes.tokens import (
     EMBEDDINGS,
@@ -88,6 +90,7 @@ def _routes(service: Service) -> list[_Route]:
         "/v1/responses": RESPONSE,
         "/responses": RESPONSE,
         "/v1/messages": MESSAGE,
+        "/completion": LLAMA_COMPLETION,
         "/infill": INFILL,
         "/api/chat": ollama.OLLAMA_CHAT,
         "/api/generate": ollama.OLLAMA_GENERATE,
@@ -99,6 +102,7 @@ def _routes(service: Service) -> list[_Route]:
         OLLAMA_EMBEDDINGS_PATH: OLLAMA_EMBEDDINGS,
     }
     models, tokens, status = ModelRoutes(service), TokenRoutes(service), StatusRoutes(service)
+    of_llama_server = LlamaServerRoutes(service)
     of_ollama = ollama.OllamaModelRoutes(service)
     return [
         *(_Route(path, Generation(service, call), methods=["POST"]) for path, call in generated.items()),
@@ -110,12 +114,17 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/models", models.list_models),
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
+        _Route("/props", of_llama_server.props),
+        _Route("/slots", of_llama_server.slots),
+        _Route("/slots/{id}", no_saved_slots, methods=["POST"]),
+        _Route("/apply-template", tokens.apply_template, methods=["POST"]),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
         _Route("/tokenizer_info", tokens.tokenizer_info),
         _Route("/lora-adapters", tokens.list_adapters),
         _Route("/", status.page),
         _Route("/health", status.health),
+        _Route("/v1/health", status.health),
         _Route("/metrics", status.metrics),
         _Route("/openapi.json", status.openapi),
         _Route("/api/tags", of_ollama.tags),

@@ -31,7 +31,8 @@ from llmrun.serving.refusals import error_response
 # Path prefixes of the APIs with a wire format other than OPENAI
 _PREFIXES: Final[Mapping[str, WireFormat]] = {
     "/v1/messages": ANTHROPIC,
-    "/infill": LLAMA_SERVER,
+    "/completions": OPENAI,
+    **dict.fromkeys(("/completion", "/infill", "/props", "/slots", "/apply-template"), LLAMA_SERVER),
     "/v1/responses": RESPONSES,
     "/responses": RESPONSES,
     PREFIX: OLLAMA,
@@ -143,7 +144,8 @@ class SecondChances:
 
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the end of the response
-_POLLED = ("/health", "/metrics", "/v1/models")  # monitors and other servers request these paths every few seconds
+# Monitors and other servers request these paths every few seconds.
+_POLLED = ("/health", "/v1/health", "/metrics", "/v1/models", "/props", "/slots")
 
 
 class AnswerId(str):

@@ -151,7 +151,7 @@ def _digest(key: str) -> bytes:
 
 
 _PAGE = "/"
-_PUBLIC = (_PAGE, "/health")
+_PUBLIC = (_PAGE, "/health", "/v1/health")
 _EXPOSED = (
     b"x-request-id, request-id, x-llmrun-context, x-llmrun-ignored, x-llmrun-wait, x-llmrun-first-token, retry-after"
 )

@@ -34,7 +34,8 @@ def test_a_model_that_is_loading_is_reported() -> None:
     model.facts, facts, model.state = None, model.facts, State.LOADING
     with serving(model) as server:
         health, chat = server.send("GET", "/health"), server.chat()
-        assert (health.status, health.json) == (503, {"status": "loading"})
+        assert (health.status, health.json["status"]) == (503, "loading")
+        assert health.error["message"] == "the server is not ready: loading"
         assert (chat.status, chat.error["code"]) == (503, "loading")
         assert "retry-after" in chat.headers
         assert not server.ready.is_set()
@@ -117,7 +118,7 @@ def test_draining_servers_refuse_new_requests_and_say_so() -> None:
         server.stop()
         model.wait_for("draining")
         idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 503 " in read_until(idle, b'{"status":"draining"}')
+        assert b" 503 " in read_until(idle, b'{"status":"draining",')
         eventually(lambda: refused(server.port))
         server.release()
         assert b"[DONE]" in read_all(running)

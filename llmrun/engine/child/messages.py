@@ -125,6 +125,13 @@ class CountPrompt(Portable, frozen=True):
     request: Request
 
 
+class RenderPrompt(Portable, frozen=True):
+    """Return the text of a conversation's prompt, without running the request."""
+
+    id: int
+    request: Request
+
+
 class DescribeChat(Portable, frozen=True):
     """Describe how the model thinks and calls tools. The first description takes 20 to 200 ms."""
 
@@ -162,7 +169,20 @@ class Close(Portable, frozen=True):
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed | SavePrefix | Close
+ToChild = (
+    Open
+    | Ask
+    | Cancel
+    | Tokenize
+    | Detokenize
+    | Spell
+    | CountPrompt
+    | RenderPrompt
+    | DescribeChat
+    | Embed
+    | SavePrefix
+    | Close
+)
 
 
 class Loading(Portable, frozen=True):
@@ -298,6 +318,13 @@ class PromptCounted(Portable, frozen=True):
     tokens: int
 
 
+class PromptRendered(Portable, frozen=True):
+    """The answer to RenderPrompt."""
+
+    id: int
+    text: str
+
+
 class Tags(Portable, frozen=True):
     """The tags that enclose a model's thinking, as in `ThinkingStyle`."""
 
@@ -382,6 +409,7 @@ FromChild = (
     | Detokenized
     | Spelled
     | PromptCounted
+    | PromptRendered
     | ChatDescribed
     | Embedded
     | PrefixSaved

@@ -43,7 +43,9 @@ from llmrun.engine.child.messages import (
     PrefixSaved,
     Preparing,
     PromptCounted,
+    PromptRendered,
     Rejected,
+    RenderPrompt,
     SavePrefix,
     Spell,
     Spelled,
@@ -286,7 +288,7 @@ class Embedding:
         self._send(Embedded(number, data, tokens, is_last=call.n_sent == len(job.texts)))
 
 
-_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed
+_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | RenderPrompt | DescribeChat | Embed
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 _RELEASE_S = 30.0  # the same for free blocks of the KV cache, which later requests would have to allocate again
@@ -342,7 +344,7 @@ class EngineServing:
             case Embed(id=call, tenant=tenant):
                 self._embedding.expect(call)
                 self._to_prepare.put(tenant, message)
-            case CountPrompt(request=request):
+            case CountPrompt(request=request) | RenderPrompt(request=request):
                 self._to_prepare.put(request.tenant, message)
             case SavePrefix():
                 with self._wake:
@@ -462,6 +464,8 @@ class EngineServing:
                 self._send(Spelled(message.id, [spelled(self._engine.tokenizer, token) for token in message.tokens]))
             case CountPrompt():
                 self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
+            case RenderPrompt():
+                self._send(PromptRendered(message.id, self._engine.render_prompt(message.request)))
             case DescribeChat():
                 self._send(ChatDescribed(message.id, *_chat_facts(self._engine)))
             case Embed():

@@ -15,6 +15,7 @@ from llmrun.engine.requests import (
     REQUIRED,
     ChatPrompt,
     FillPrompt,
+    MixedPrompt,
     Request,
     TextPrompt,
     TokenPrompt,
@@ -180,7 +181,9 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     return RemoteRequest("/chat/completions", body, extras)
 
 
-def _prompt_fields(prompt: TextPrompt | TokenPrompt | FillPrompt) -> dict[str, Any]:
+def _prompt_fields(prompt: TextPrompt | TokenPrompt | MixedPrompt | FillPrompt) -> dict[str, Any]:
+    if isinstance(prompt, MixedPrompt):
+        raise UsageError("servers do not support prompts that mix texts and token IDs")
     if isinstance(prompt, FillPrompt):
         if prompt.files or prompt.line or prompt.cut:
             raise UsageError("servers fill only the gap between two texts: files, line and cut are not supported")

@@ -30,7 +30,9 @@ from llmrun.engine.child.messages import (
     Prefilling,
     Preparing,
     PromptCounted,
+    PromptRendered,
     Rejected,
+    RenderPrompt,
     Spell,
     Spelled,
     Stepped,
@@ -293,6 +295,12 @@ class ModelProcess:
         tokens: int = await self._call(call, CountPrompt(call, request), request.tenant)
         return tokens
 
+    async def render_prompt(self, request: Request) -> str:
+        """See ServedModel."""
+        call = next(self._ids)
+        text: str = await self._call(call, RenderPrompt(call, request), request.tenant)
+        return text
+
     async def embed(self, wanted: Embed) -> Embedded:
         """See ServedModel."""
         call = next(self._ids)
@@ -353,6 +361,7 @@ class ModelProcess:
                 | Detokenized(id=call, data=result)
                 | Spelled(id=call, pieces=result)
                 | PromptCounted(id=call, tokens=result)
+                | PromptRendered(id=call, text=result)
             ):
                 self._calls.end(call, result)
             case Embedded(id=call):
@@ -405,7 +414,9 @@ class ModelProcess:
         request.phase = Phase.SENT
         self._supervisor.send(message)
 
-    async def _call(self, call: int, message: Tokenize | Detokenize | Spell | CountPrompt | Embed, tenant: str) -> Any:
+    async def _call(
+        self, call: int, message: Tokenize | Detokenize | Spell | CountPrompt | RenderPrompt | Embed, tenant: str
+    ) -> Any:
         self._check_available()
         return await self._calls.run(call, message, tenant)
 

@@ -103,3 +103,6 @@ class ServedModel(Protocol):
 
     async def count_prompt(self, request: Request) -> int:
         """Return the number of tokens of a request's prompt, without running the request. Raises LlmrunError."""
+
+    async def render_prompt(self, request: Request) -> str:
+        """Return the text of a conversation's prompt, without running the request. Raises LlmrunError."""

@@ -169,6 +169,7 @@ class Kind:
     schema    returns the JSON schema, and adds the schemas of named objects to the argument
     literals  the only allowed values, or () if other values are allowed
     items     the kind of a list's items
+    members   the kinds of a union
     fields    the fields of an object
     """
 
@@ -178,6 +179,7 @@ class Kind:
     schema: Callable[[dict[str, Schema]], Schema]
     literals: tuple[Any, ...] = ()
     items: Kind | None = None
+    members: Sequence[Kind] = ()
     fields: Mapping[str, _Field] = field(default_factory=dict)
 
     def fits(self, value: Any) -> bool:
@@ -308,9 +310,10 @@ def _list(item: Kind, limits: Limits) -> Kind:
             raise InvalidField(place, f"expected at least one {noun}, got an empty list")
         if len(value) > high:
             raise InvalidField(place, f"{len(value):,} {noun}s are too many; the limit is {high:,}")
-        if item.types == (int,) and set(map(type, value)) == {int}:
+        whole = next((kind for kind in (item, *item.members) if kind.types == (int,)), None)
+        if whole is not None and set(map(type, value)) == {int}:
             for each in (min(value), max(value)):  # checking millions of token IDs one by one would take seconds
-                item.read(each, f"{place}[{value.index(each)}]", ignored)
+                whole.read(each, f"{place}[{value.index(each)}]", ignored)
             return value
         return [item.read(each, f"{place}[{number}]", ignored) for number, each in enumerate(value)]
 
@@ -370,7 +373,7 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
     all_types = tuple(each for kind in kinds for each in kind.types)
     fields = kinds[0].fields  # all objects contain the field of the tag
     union = Kind(_either(kind.words for kind in kinds if kind.types != (type(None),)), all_types, check, schema)
-    union.fields = fields
+    union.fields, union.members = fields, kinds
     return union
 
 

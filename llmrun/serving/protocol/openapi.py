@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, NotRequired, TypedDict
 
-from llmrun.serving.protocol import embeddings, infill, tokens
+from llmrun.serving.protocol import embeddings, llama_facts, llama_server, tokens
 from llmrun.serving.protocol.anthropic import objects as anthropic
 from llmrun.serving.protocol.declarations import Schema, kind_of, schemas
 from llmrun.serving.protocol.ollama import objects as ollama
@@ -68,9 +68,10 @@ MISSING: Final[Mapping[str, str]] = {
 
 
 class Health(TypedDict):
-    """The state of the server, which is "ok" if the server is ready."""
+    """The state of the server, which is "ok" if the server is ready. Otherwise, `error` has llama-server's form."""
 
     status: str
+    error: NotRequired[llama_server.Problem]
 
 
 class Route(NamedTuple):
@@ -109,12 +110,27 @@ ROUTES: Final = (
         responses.ResponseEvent,
     ),
     Route(
+        "/completion",
+        "Continue a text, as in llama-server",
+        llama_server.LlamaCompletionRequest,
+        llama_server.LlamaCompletion | list[llama_server.LlamaCompletion],
+        llama_server.LlamaCompletionChunk | llama_server.LlamaCompletion | llama_server.LlamaServerError,
+    ),
+    Route(
         "/infill",
         "Fill in the middle of a text",
-        infill.InfillRequest,
-        infill.Infill | list[infill.Infill],
-        infill.InfillChunk | infill.Infill | infill.LlamaServerError,
+        llama_server.InfillRequest,
+        llama_server.LlamaCompletion | list[llama_server.LlamaCompletion],
+        llama_server.LlamaCompletionChunk | llama_server.LlamaCompletion | llama_server.LlamaServerError,
     ),
+    Route(
+        "/apply-template",
+        "Return the text of a conversation's prompt",
+        openai.ChatRequest,
+        llama_facts.RenderedPrompt,
+    ),
+    Route("/props", "Describe a model, as in llama-server", None, llama_facts.Props),
+    Route("/slots", "List the places for running requests", None, list[llama_facts.Slot]),
     Route(
         "/v1/messages",
         "Answer a conversation, as in Anthropic's API",
@@ -173,7 +189,7 @@ _OTHERS: Final = (
     anthropic.AnthropicModel,
     openai.Error,
     anthropic.AnthropicError,
-    infill.LlamaServerError,
+    llama_server.LlamaServerError,
     ollama.OllamaError,
 )
 
@@ -240,10 +256,13 @@ def _described(route: Route) -> dict[str, Any]:
     return {"post": {**found, "requestBody": {"required": True, "content": _json(route.request)}}}
 
 
+_LLAMA_SERVER: Final = ("/completion", "/infill", "/apply-template", "/props", "/slots")
+
+
 def _error_of(route: Route) -> Any:
     if route.path.startswith("/v1/messages"):
         return anthropic.AnthropicError
-    return infill.LlamaServerError if route.request is infill.InfillRequest else openai.Error
+    return llama_server.LlamaServerError if route.path in _LLAMA_SERVER else openai.Error
 
 
 def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from llmrun.serving.protocol.anthropic.answers import (
 )
 from llmrun.serving.protocol.anthropic.requests import parse_message
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.infill import InfillAnswer, parse_infill
+from llmrun.serving.protocol.llama_server import LlamaServerAnswer, parse_infill, parse_llama_completion
 from llmrun.serving.protocol.openai.objects import Model
 from llmrun.serving.protocol.openai.options import seed_from
 from llmrun.serving.protocol.openai.requests import parse_chat, parse_completion
@@ -226,4 +226,5 @@ async def no_stored_response(request: HttpRequest) -> Response:
 
 
 MESSAGE = Call("msg_", parse_message, MessageAnswer, ANTHROPIC)
-INFILL = Call("infill-", parse_infill, InfillAnswer, LLAMA_SERVER)
+INFILL = Call("infill-", parse_infill, LlamaServerAnswer, LLAMA_SERVER)
+LLAMA_COMPLETION = Call("completion-", parse_llama_completion, LlamaServerAnswer, LLAMA_SERVER)

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from llmrun import __version__
 from llmrun.serving import metrics
 from llmrun.serving.processes.served_model import ServedModel, State
+from llmrun.serving.protocol.llama_server import Problem
 from llmrun.serving.protocol.openapi import Health, document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
@@ -40,10 +41,10 @@ class StatusRoutes:
         The request requires no key, so the response contains only the state.
         """
         state = self._state()
-        body: Health = {"status": "ok" if state == State.READY else state}
         if state == State.READY:
-            return json_response(body)
-        return json_response(body, status=503, headers={"retry-after": "5"})
+            return json_response(Health(status="ok"))
+        problem = Problem(code=503, message=f"the server is not ready: {state}", type="unavailable_error")
+        return json_response(Health(status=state, error=problem), status=503, headers={"retry-after": "5"})
 
     def _state(self) -> str:
         service = self._service

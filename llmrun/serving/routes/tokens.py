@@ -6,10 +6,10 @@ The class EmbeddingRoute serves the embedding and ranking routes of every API.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import structs
 from starlette.requests import Request as HttpRequest
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmrun.base.amounts import counted
 from llmrun.engine.child.messages import Embed, Embedded
+from llmrun.engine.requests import ModelFacts, Request
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import Presence, exchange_of
 from llmrun.serving.processes.served_model import ServedModel
@@ -34,8 +35,11 @@ from llmrun.serving.protocol.embeddings import (
     parse_rerank,
     rerank_body,
 )
+from llmrun.serving.protocol.llama_facts import RenderedPrompt
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
+from llmrun.serving.protocol.openai.requests import parse_chat
+from llmrun.serving.protocol.parsed import Parsed
 from llmrun.serving.protocol.tokens import (
     check_pieces,
     detokenize_body,
@@ -47,9 +51,11 @@ from llmrun.serving.protocol.tokens import (
 from llmrun.serving.refusals import context_header, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
+T = TypeVar("T")
+
 
 class TokenRoutes:
-    """The routes POST /tokenize, /detokenize, /v1/messages/count_tokens, GET /tokenizer_info and /lora-adapters."""
+    """The routes that tokenize text, count tokens, render chat templates and describe tokenizers and adapters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -81,13 +87,31 @@ class TokenRoutes:
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Return the number of prompt tokens that /v1/messages would compute for the same body."""
+        tokens, ignored = await self._of_prompt(request, parse_count, lambda model, asked: model.count_prompt(asked))
+        return json_response({"input_tokens": tokens}, headers=ignored_header(ignored))
+
+    async def apply_template(self, request: HttpRequest) -> Response:
+        """Return the text of the prompt that /v1/chat/completions would compute for the same body."""
+
+        def parse(body: dict[str, Any], facts: ModelFacts) -> Parsed:
+            return parse_chat(body, facts, seed=0)
+
+        prompt, ignored = await self._of_prompt(request, parse, lambda model, asked: model.render_prompt(asked))
+        return json_response(RenderedPrompt(prompt=prompt), headers=ignored_header(ignored))
+
+    async def _of_prompt(
+        self,
+        request: HttpRequest,
+        parse: Callable[[dict[str, Any], ModelFacts], Parsed],
+        call: Callable[[ServedModel, Request], Coroutine[Any, Any, T]],
+    ) -> tuple[T, Sequence[str]]:
+        """Return the result of a call for the body's prompt, and the paths of the body's ignored fields."""
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
         async with self._service.models.lease(body.get("model")) as lease, Presence(request.receive) as presence:
             ready = await presence.during(lease.ready())
-            parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
-            asked = structs.replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
-            tokens = await presence.during(ready.model.count_prompt(asked))
-        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
+            parsed = await off_the_loop(large, lambda: parse(body, ready.facts))
+            asked = structs.replace(ready.completed(parsed.request), tenant=exchange_of(request.scope).tenant)
+            return await presence.during(call(ready.model, asked)), parsed.ignored
 
     async def tokenizer_info(self, request: HttpRequest) -> Response:
         """Return what lm-evaluation-harness asks for. The query parameter `model` can name the model."""

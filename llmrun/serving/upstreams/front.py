@@ -24,7 +24,15 @@ from llmrun.serving.upstreams.pool import PACE, Hops, Pace, Pool, prefix_hashes
 from llmrun.serving.upstreams.upstream import Upstream
 
 _NEVER_STREAMED: Final = frozenset(
-    {"/tokenize", "/detokenize", *EMBEDDING_PATHS, *RERANK_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH}
+    {
+        "/apply-template",
+        "/tokenize",
+        "/detokenize",
+        *EMBEDDING_PATHS,
+        *RERANK_PATHS,
+        OLLAMA_EMBED_PATH,
+        OLLAMA_EMBEDDINGS_PATH,
+    }
 )
 _STREAMED_BY_DEFAULT: Final = "/api/"
 
@@ -181,9 +189,10 @@ def _wants_stream(path: str, body: Mapping[str, Any]) -> bool:
 
 
 def _choices(body: Mapping[str, Any]) -> int:
-    """Return the number of answers that a request asks for: `n` per prompt. A list of numbers is one prompt."""
+    """Return the number of answers that a request asks for: `n` per prompt. A list with a number is one prompt."""
     prompt, n = body.get("prompt"), body.get("n", body.get("n_cmpl"))
-    prompts = prompt if isinstance(prompt, list) and not all(type(one) is int for one in prompt) else [prompt]
+    are_several = isinstance(prompt, list) and prompt and not any(type(one) is int for one in prompt)
+    prompts = prompt if isinstance(prompt, list) and are_several else [prompt]
     return len(prompts) * (n if type(n) is int else 1)
 
 

@@ -31,7 +31,17 @@ _MOST_METRICS: Final = 1 << 20  # bytes
 _DENIED: Final = (401, 403)
 _UNREADY: Final = 503
 # Paths of routes outside /v1.
-_AT_ROOT: Final = ("/api/", "/infill", "/tokenize", "/detokenize", "/health", "/metrics")
+_AT_ROOT: Final = (
+    "/api/",
+    "/completion",
+    "/infill",
+    "/apply-template",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/metrics",
+)
+_COMPLETIONS: Final = "/completions"  # a route of OpenAI's API, unlike /completion
 
 
 class Cut(NetworkError):
@@ -107,8 +117,8 @@ class Upstream:
 
     def url(self, path: str) -> str:
         """Return the upstream's URL for a path of this server."""
-        base = self.endpoint.base
-        return base.removesuffix("/v1") + path if path.startswith(_AT_ROOT) else base + path.removeprefix("/v1")
+        base, is_at_root = self.endpoint.base, path.startswith(_AT_ROOT) and path != _COMPLETIONS
+        return base.removesuffix("/v1") + path if is_at_root else base + path.removeprefix("/v1")
 
     def shown(self, text: str | bytes) -> str:
         """Return untrusted text as one line, without the key."""

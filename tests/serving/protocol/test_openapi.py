@@ -37,7 +37,8 @@ from llmrun.serving.protocol.embeddings import (
     rerank_body,
 )
 from llmrun.serving.protocol.errors import InvalidField, api_error, openai_body
-from llmrun.serving.protocol.infill import Infill, InfillChunk
+from llmrun.serving.protocol.llama_facts import Props, RenderedPrompt, Slot, props_body, slots_body
+from llmrun.serving.protocol.llama_server import LlamaCompletion, LlamaCompletionChunk
 from llmrun.serving.protocol.openai.objects import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -72,6 +73,7 @@ from tests.support.protocol.answers import (
     ended,
     infill,
     infill_answer,
+    llama_completion,
     run,
     said,
 )
@@ -92,7 +94,11 @@ ROUTES = {
     "/v1/chat/completions": "post",
     "/v1/completions": "post",
     "/v1/responses": "post",
+    "/completion": "post",
     "/infill": "post",
+    "/apply-template": "post",
+    "/props": "get",
+    "/slots": "get",
     "/v1/messages": "post",
     "/v1/messages/count_tokens": "post",
     "/v1/models": "get",
@@ -114,6 +120,7 @@ PARSERS: dict[str, Callable[..., Any]] = {
     "CompletionRequest": completion,
     "ResponseRequest": response,
     "InfillRequest": infill,
+    "LlamaCompletionRequest": llama_completion,
     "TokenizeRequest": lambda **fields: parse_tokenize({"content": "a", **fields}),
     "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
     "EmbeddingRequest": lambda **fields: parse_embeddings({"input": "a", **fields}, FACTS, ""),
@@ -263,14 +270,16 @@ def test_responses_match_their_schemas() -> None:
         validate(failure, ResponseEvent)
 
 
-@pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"stream": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"n_cmpl": 2}, {"stream": True}, {"stream": True, "timings_per_token": True}], ids=str
+)
 def test_answers_to_infill_match_their_schemas(fields: dict[str, Any]) -> None:
     answer = infill_answer(n_probs=1, **fields)
     piece = said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))
     choices = range(len(infill(**fields).requests))
     for chunk in run(answer, [(index, event) for index in choices for event in (piece, ended())]):
-        validate(chunk, InfillChunk | Infill)
-    validate(answer.whole(), Infill | list[Infill])
+        validate(chunk, LlamaCompletionChunk | LlamaCompletion)
+    validate(answer.whole(), LlamaCompletion | list[LlamaCompletion])
 
 
 def test_messages_match_their_schemas() -> None:
@@ -291,5 +300,8 @@ def test_other_answers_match_their_schemas() -> None:
     validate(tokenize_body([1, 2], FACTS, [b"a", b"\xff"]), Tokens)
     validate(detokenize_body(b"a"), Text)
     validate(tokenizer_info_body(FACTS), TokenizerInfo)
+    validate(props_body(FACTS, "1"), Props)
+    validate(slots_body(FACTS, 1), list[Slot])
+    validate({"prompt": "a"}, RenderedPrompt)
     validate(openai_body(api_error(InvalidField("n", "wrong"))), Error)
     validate(openai_body(api_error(RuntimeError())), Error)

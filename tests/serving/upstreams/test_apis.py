@@ -12,8 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.serving.app import _routes
-from llmrun.serving.upstreams.upstream import _AT_ROOT
+from llmrun.serving.upstreams.upstream import _AT_ROOT, Upstream
 from tests.support.serving.fake_model import TIMEOUT_S
 from tests.support.serving.fronts import fronting
 from tests.support.serving.restartable import Restartable
@@ -126,3 +127,13 @@ def test_every_route_that_is_forwarded_has_a_path_on_upstreams() -> None:
     assert len(paths) > 15
     found = [path for path in paths if path.startswith(("/v1/", *_AT_ROOT)) or f"/v1{path}" in paths]
     assert paths - {*found} == set()
+
+
+def test_llama_servers_routes_are_outside_v1() -> None:
+    upstream = Upstream(0, parse_endpoint("http://10.0.0.5:8080/v1"), None)
+    paths = "/completion", "/completions", "/apply-template"
+    assert [upstream.url(path) for path in paths] == [
+        "http://10.0.0.5:8080/completion",
+        "http://10.0.0.5:8080/v1/completions",
+        "http://10.0.0.5:8080/apply-template",
+    ]

@@ -26,6 +26,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "Hello", "stream": True},
     "/v1/responses": {"model": MODEL, "input": "Hello", "stream": True},
     "/v1/messages": {**CHATTED, "max_tokens": 9},
+    "/completion": {"model": MODEL, "prompt": "Hello", "stream": True},
     "/infill": {"model": MODEL, "input_prefix": "Hello", "input_suffix": "", "stream": True},
     "/api/chat": CHATTED,
 }

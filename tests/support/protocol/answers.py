@@ -16,7 +16,12 @@ from llmrun.base.types import FinishReason, Timings, TokenLogprob
 from llmrun.engine.requests import Event, Finished, ModelFacts, TextDelta, TokenLogprobs, ToolCallDelta
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import parse_json
-from llmrun.serving.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
+from llmrun.serving.protocol.llama_server import (
+    LlamaServerAnswer,
+    ParsedGeneration,
+    parse_infill,
+    parse_llama_completion,
+)
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
 from llmrun.serving.protocol.parsed import ApiAnswer
@@ -49,12 +54,16 @@ def completion(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
     return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts, SEED)
 
 
-def infill(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedInfill:
+def infill(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedGeneration:
     return parse_infill(sent({"input_prefix": "a", "input_suffix": "b", **fields}), facts, SEED)
 
 
-def infill_answer(**fields: Any) -> InfillAnswer:
-    return InfillAnswer(infill(seed=5, **fields), FACTS, "infill-1", 1_700_000_000)
+def llama_completion(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedGeneration:
+    return parse_llama_completion(sent({"prompt": "Hi", **fields}), facts, SEED)
+
+
+def infill_answer(**fields: Any) -> LlamaServerAnswer:
+    return LlamaServerAnswer(infill(seed=5, **fields), FACTS, "infill-1", 1_700_000_000)
 
 
 def chat_answer(**fields: Any) -> ChatAnswer:

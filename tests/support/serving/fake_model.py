@@ -14,7 +14,16 @@ import numpy as np
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings
 from llmrun.engine.child.messages import Embed, Embedded, Taken
-from llmrun.engine.requests import Event, Finished, ModelFacts, PrefillProgress, Request, TextDelta, TextPrompt
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    Finished,
+    ModelFacts,
+    PrefillProgress,
+    Request,
+    TextDelta,
+    TextPrompt,
+)
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.request import Arrival, ServedRequest
 from llmrun.serving.processes.served_model import Load, State
@@ -237,6 +246,10 @@ class FakeModel:
     async def count_prompt(self, request: Request) -> int:
         self.counted_prompts.append(request)
         return 42
+
+    async def render_prompt(self, request: Request) -> str:
+        assert isinstance(request.prompt, ChatPrompt)
+        return "".join(f"<{message['role']}>{message['content']}" for message in request.prompt.messages)
 
     def count(self, what: str) -> None:
         with self._changed:

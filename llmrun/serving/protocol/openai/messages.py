@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
 from llmrun.base.errors import ContextExceeded
-from llmrun.engine.requests import AUTO, NONE, REQUIRED, FillPrompt, ModelFacts, TextPrompt, TokenPrompt
+from llmrun.engine.requests import AUTO, NONE, REQUIRED, FillPrompt, MixedPrompt, ModelFacts, TextPrompt, TokenPrompt
 from llmrun.serving.protocol.declarations import seen
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.openai.custom_tools import custom_as_function, custom_definition
@@ -199,15 +199,22 @@ def prompts_of(
     )
 
 
-def check_lengths(prompts: Iterable[TextPrompt | TokenPrompt], facts: ModelFacts) -> None:
+def check_lengths(prompts: Iterable[TextPrompt | TokenPrompt | MixedPrompt], facts: ModelFacts) -> None:
     """Raise ContextExceeded for lists of tokens that exceed the context.
 
     The server itself checks the lengths, because sending millions of numbers to the engine's process would hold up all
     other requests.
     """
-    longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
+    longest = max(map(_given_tokens, prompts), default=0)
     if longest >= facts.info.context_size:
         raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
+
+
+def _given_tokens(prompt: TextPrompt | TokenPrompt | MixedPrompt) -> int:
+    """Return how many tokens of a prompt are given by their IDs."""
+    if isinstance(prompt, MixedPrompt):
+        return sum(len(part) for part in prompt.parts if not isinstance(part, str))
+    return len(prompt.tokens) if isinstance(prompt, TokenPrompt) else 0
 
 
 def filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) -> FillPrompt:

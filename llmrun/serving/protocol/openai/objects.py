@@ -90,8 +90,10 @@ class Sampling(TypedDict, total=False):
         "of a SplitMix64 generator that starts with this seed.",
     ]
     logit_bias: Annotated[
-        dict[str, Annotated[float, Limits(-MOST_BIAS, MOST_BIAS)]],
-        "Maps token IDs to numbers that are added to the logits. -100 bans a token.",
+        dict[str, Annotated[float, Limits(-MOST_BIAS, MOST_BIAS)] | Literal[False]] | list[list[float | bool]],
+        Expected("an object or a list of pairs"),
+        "Maps token IDs to numbers that are added to the logits, or lists pairs of token IDs and numbers. -100 and "
+        "false ban a token.",
     ]
     ignore_eos: Annotated[bool, "Ban the tokens that end an answer."]
 
@@ -187,9 +189,9 @@ class LlamaLimit(TypedDict, total=False):
     """The maximum length of an answer, as in llama-server."""
 
     n_predict: Annotated[
-        TokenLimit,
+        LimitFromZero,
         "llama.cpp's name for `max_tokens`: the maximum number of generated tokens, including thinking. -1 means no "
-        "limit, which is the default.",
+        "limit, which is the default. With 0, the prompt is cached, and the answer is empty.",
     ]
 
 
@@ -652,6 +654,17 @@ class CompletionChunk(_Head, _Progress):
     choices: list[_OpenTextChoice]
 
 
+class _ModelSizes(TypedDict):
+    """The sizes of a model, as in llama-server."""
+
+    n_ctx: Count
+    n_ctx_train: Count
+    n_vocab: Count
+    n_params: Count
+    size: Annotated[Count, "The size of the file in bytes."]
+    ftype: str
+
+
 class Model(TypedDict):
     id: str
     object: Literal["model"]
@@ -659,6 +672,7 @@ class Model(TypedDict):
     owned_by: str
     parent: NotRequired[Annotated[str, "The name of the base model, if `id` is the name of a LoRA adapter."]]
     max_model_len: NotRequired[Count]
+    meta: NotRequired[_ModelSizes]
     system_fingerprint: NotRequired[Fingerprint]
     default_sampling: NotRequired[Annotated[dict[str, Any], "The sampling parameters of requests that set none."]]
     batch_invariant: NotRequired[Annotated[bool, "True if answers do not depend on the other requests in the batch."]]

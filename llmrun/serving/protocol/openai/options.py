@@ -140,14 +140,27 @@ def _parameter(value: Any, path: str, name: str, parameter: SamplingParameter) -
 
 
 def _logit_bias(given: Sampling, facts: ModelFacts, path: str) -> Mapping[int, float]:
-    """Return the bias of tokens by their IDs. A bias of -100 bans a token, as in OpenAI's API."""
+    """Return the bias of tokens by their IDs. A bias of -100, as in OpenAI's API, or false bans a token."""
     found: dict[int, float] = {}
-    for key, bias in given.get("logit_bias", {}).items():
+    for key, bias in _pairs(given.get("logit_bias", {}), path):
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < facts.info.vocabulary_size):
             words = f"token IDs from 0 to {facts.info.vocabulary_size - 1}"
             raise InvalidField(path, f"expected {words} as keys, got {seen(key)}")
-        found[int(key)] = -math.inf if bias == -MOST_BIAS else bias
+        found[int(key)] = -math.inf if bias is False or bias == -MOST_BIAS else bias
     return found
+
+
+def _pairs(given: Mapping[str, float] | Sequence[Sequence[float]], path: str) -> Iterator[tuple[str, float]]:
+    """Yield token IDs as texts, each with a bias or False. Raises InvalidField for lists that are not pairs."""
+    if isinstance(given, Mapping):
+        yield from given.items()
+        return
+    for number, pair in enumerate(given):
+        if len(pair) != 2 or pair[1] is True or abs(pair[1]) > MOST_BIAS:
+            words = f"a token ID, and a number from {-MOST_BIAS:g} to {MOST_BIAS:g} or false"
+            raise InvalidField(f"{path}[{number}]", f"expected {words}")
+        token, bias = pair
+        yield f"{token:.0f}" if type(token) is float and token.is_integer() else str(token), bias
 
 
 def format_of(given: Common) -> ResponseFormat | None:
@@ -299,6 +312,8 @@ class Options:
 def options_of(given: Common, facts: ModelFacts, seed: int, max_tokens: int | None) -> Options:
     """Convert the fields of `Common`. Raises InvalidField. `seed` is the default seed."""
     stream = given.get("stream", False)
+    if max_tokens == 0 and given["parameters"].get("samplers") == []:
+        del given["parameters"]["samplers"]  # editors send an empty list if they only want the prompt to be cached
     return Options(
         stream=stream,
         returns_progress=given.get("return_progress", False),

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from llmrun.base.types import TokenLogprob
+from llmrun.base.types import Timings, TokenLogprob
 from llmrun.engine.remote.client import OWNER
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -158,8 +158,12 @@ def usage(finished: Sequence[Finished], n: int) -> objects.Usage:
 
 
 def timings(finished: Sequence[Finished]) -> objects.Timings:
+    """Return `timings` for the choices of a call, as `timings_of` does."""
+    return timings_of([one.timings for one in finished])
+
+
+def timings_of(each: Sequence[Timings]) -> objects.Timings:
     """Return `timings` in llama-server's form. For several choices, token counts are summed, and times are maxima."""
-    each = [one.timings for one in finished]
     prompt_n = sum(one.prompt_tokens - one.cached_tokens for one in each)
     predicted_n = sum(one.generated_tokens for one in each)
     later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # the prompt time includes the first tokens
@@ -570,14 +574,23 @@ def unloaded_model_body(name: str, created: int) -> objects.Model:
 def model_body(facts: ModelFacts, created: int) -> objects.Model:
     """Return the body of /v1/models/{id} for a loaded model.
 
-    `max_model_len` is vLLM's name for the size of the context. The last three fields are specific to llmrun. Two
-    servers return the same answers if these fields and the context sizes are equal.
+    `max_model_len` is vLLM's name for the size of the context, and `meta` is llama-server's object. The last three
+    fields are specific to llmrun. Two servers return the same answers if these fields and the context sizes are equal.
     """
+    info = facts.info
     sampling = {name: getattr(facts.default_sampling, name) for name in SAMPLING}
     return {
         **unloaded_model_body(facts.name, created),
-        "max_model_len": facts.info.context_size,
+        "max_model_len": info.context_size,
+        "meta": {
+            "n_ctx": info.context_size,
+            "n_ctx_train": info.train_context,
+            "n_vocab": info.vocabulary_size,
+            "n_params": info.parameters,
+            "size": info.file_bytes,
+            "ftype": info.file_type,
+        },
         "system_fingerprint": facts.fingerprint,
         "default_sampling": sampling,
-        "batch_invariant": facts.info.batch_invariant,
+        "batch_invariant": info.batch_invariant,
     }

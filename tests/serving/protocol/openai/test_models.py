@@ -16,5 +16,5 @@ def test_the_list_has_all_models() -> None:
     assert (model.id, model.created, [*extras(model)]) == (
         "tiny",
         1_700_000_000,
-        ["max_model_len", "system_fingerprint", "default_sampling", "batch_invariant"],
+        ["max_model_len", "meta", "system_fingerprint", "default_sampling", "batch_invariant"],
     )

@@ -28,7 +28,7 @@ def test_the_newer_token_limit_wins(fields: dict[str, Any], limit: int | None) -
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-@pytest.mark.parametrize("value", [0, -2, 1.5, "5", True, 2**31])
+@pytest.mark.parametrize("value", [-2, 1.5, "5", True, 2**31])
 def test_invalid_token_limits_are_refused(name: str, value: Any) -> None:
     refused(chat, name, **{name: value})
 

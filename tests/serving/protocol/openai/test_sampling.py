@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,14 @@ def test_a_bias_of_minus_100_bans_a_token() -> None:
     assert sampling(logit_bias={"5": -100, "6": 100, "7": -99.5}).logit_bias == {5: -math.inf, 6: 100.0, 7: -99.5}
 
 
+def test_biases_may_be_pairs_and_false_bans_a_token() -> None:
+    assert sampling(logit_bias=[[5, False], [6, 1.5], [7, -100]]).logit_bias == {5: -math.inf, 6: 1.5, 7: -math.inf}
+    assert sampling(logit_bias=[[5, 1], [5, 2]]).logit_bias == {5: 2.0}
+    facts = structs.replace(FACTS, info=replace(FACTS.info, vocabulary_size=10**8))
+    assert chat(facts, logit_bias=[[12_345_678, 1]]).requests[0].sampling.logit_bias == {12_345_678: 1.0}
+    assert sampling(logit_bias={"5": False}).logit_bias == {5: -math.inf}
+
+
 def test_the_model_s_own_biases_are_kept() -> None:
     facts = structs.replace(FACTS, default_sampling=SamplingParams(logit_bias={1: 2.0, 5: 1.0}))
     assert chat(facts, logit_bias={"5": 3}).requests[0].sampling.logit_bias == {1: 2.0, 5: 3.0}
@@ -93,7 +102,14 @@ def test_the_model_s_own_biases_are_kept() -> None:
 @pytest.mark.parametrize(
     ("bias", "param"),
     [
-        ([[5, 1]], "logit_bias"),
+        ([[5]], "logit_bias[0]"),
+        ([[5, 1], [5, 1, 1]], "logit_bias[1]"),
+        ([[5, True]], "logit_bias[0]"),
+        ([[5, 101]], "logit_bias[0]"),
+        ([["5", 1]], "logit_bias[0][0]"),
+        ([[1000, 1]], "logit_bias"),
+        ([[5.5, 1]], "logit_bias"),
+        ([[False, 1]], "logit_bias"),
         ({"a": 1}, "logit_bias"),
         ({"-1": 1}, "logit_bias"),
         ({"1000": 1}, "logit_bias"),
@@ -101,7 +117,7 @@ def test_the_model_s_own_biases_are_kept() -> None:
         ({"\u0663": 1}, "logit_bias"),
         ({"5": 101}, "logit_bias.5"),
         ({"5": "1"}, "logit_bias.5"),
-        ({"5": False}, "logit_bias.5"),
+        ({"5": True}, "logit_bias.5"),
     ],
 )
 def test_invalid_biases_are_refused(bias: Any, param: str) -> None:

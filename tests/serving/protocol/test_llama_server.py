@@ -1,7 +1,8 @@
-"""Tests of the bodies and answers of /infill."""
+"""Tests of the bodies and answers of /completion and /infill."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +11,34 @@ from msgspec import structs
 
 from llmrun.base.errors import ContextExceeded, Unavailable
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import ContextFile, Event, FillPrompt, PrefillProgress, check_request
+from llmrun.engine.requests import (
+    ContextFile,
+    Event,
+    FillPrompt,
+    MixedPrompt,
+    ModelFacts,
+    PrefillProgress,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_request,
+)
 from llmrun.serving.protocol.errors import InvalidField, api_error, llama_server_body
-from llmrun.serving.protocol.infill import parse_infill
+from llmrun.serving.protocol.llama_server import ParsedGeneration, parse_infill, parse_llama_completion
 from llmrun.serving.protocol.openai.options import choice_seed
 from llmrun.serving.protocol.parsed import ignored_names
-from tests.support.protocol.answers import FACTS, SEED, chosen, ended, infill, infill_answer, run, said, sent
+from tests.support.protocol.answers import (
+    FACTS,
+    SEED,
+    chosen,
+    ended,
+    infill,
+    infill_answer,
+    llama_completion,
+    run,
+    said,
+    sent,
+)
 from tests.support.protocol.mutated import COMPLETION, mutated
 
 # llama.vim sends these requests: one for a completion, and one to prepare the cache.
@@ -161,21 +184,115 @@ def test_errors_have_llama_servers_form() -> None:
     assert (loading["code"], loading["type"]) == (503, "unavailable_error")
 
 
-def refusal(body: dict[str, Any]) -> InvalidField | None:
+PARSERS: dict[str, Callable[[dict[str, Any], ModelFacts, int], ParsedGeneration]] = {
+    "/infill": parse_infill,
+    "/completion": parse_llama_completion,
+}
+
+
+def refusal(path: str, body: dict[str, Any]) -> InvalidField | None:
     try:
-        parse_infill(body, FACTS, SEED)
+        PARSERS[path](body, FACTS, SEED)
     except InvalidField as error:
         return error
     return None
 
 
+@pytest.mark.parametrize("path", PARSERS)
 @given(mutated(BODY))
-def test_random_bodies_are_accepted_or_refused(body: dict[str, Any]) -> None:
-    error = refusal(sent(body))
+def test_random_bodies_are_accepted_or_refused(path: str, body: dict[str, Any]) -> None:
+    error = refusal(path, sent(body))
     if error is not None:
         assert llama_server_body(api_error(error))["error"]["code"] == 400
         return
-    parsed = parse_infill(sent(body), FACTS, SEED)
+    parsed = PARSERS[path](sent(body), FACTS, SEED)
     assert ignored_names(parsed.ignored).isascii()
     for request in parsed.requests:
         check_request(request, FACTS.info.vocabulary_size)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Hi", [TextPrompt("Hi")]),
+        ([5, 6], [TokenPrompt((5, 6))]),
+        (["Hi", 5, 6, "x"], [MixedPrompt(("Hi", (5, 6), "x"))]),
+        ([5, "Hi"], [MixedPrompt(((5,), "Hi"))]),
+        (["Hi", "x"], [TextPrompt("Hi"), TextPrompt("x")]),
+        (["Hi", [5], ["x", 6]], [TextPrompt("Hi"), TokenPrompt((5,)), MixedPrompt(("x", (6,)))]),
+    ],
+    ids=str,
+)
+def test_prompts_may_mix_texts_and_tokens(prompt: Any, expected: list[Prompt]) -> None:
+    assert [request.prompt for request in llama_completion(prompt=prompt).requests] == expected
+    twice = llama_completion(prompt=prompt, n=2).requests
+    assert [request.prompt for request in twice] == [each for each in expected for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [5, [6]]}, "prompt"),
+        ({"prompt": {"prompt_string": "Hi", "multimodal_data": []}}, "prompt"),
+        ({"prompt": [1000]}, "prompt[0]"),
+        ({"prompt": ["Hi", 1000]}, "prompt[0]"),
+        ({"prompt": ["Hi"] * 65, "n": 2}, "prompt"),
+        ({"samplers": ["top_k", 5]}, "samplers[1]"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"grammar": "root ::= ", "json_schema": {"type": "string"}}, "json_schema"),
+        ({"logit_bias": [["text", 1]]}, "logit_bias[0][0]"),
+        ({"n_probs": 21}, "n_probs"),
+    ],
+    ids=str,
+)
+def test_other_fields_of_completions_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        llama_completion(**fields)
+    assert caught.value.param == param
+
+
+def test_lists_of_tokens_that_are_too_long_are_refused() -> None:
+    for prompt in ([5] * 4096, ["Hi", *[5] * 4096]):
+        with pytest.raises(ContextExceeded):
+            llama_completion(prompt=prompt)
+
+
+def test_what_llama_server_ignores_is_ignored() -> None:
+    parsed = llama_completion(
+        samplers=["top_k", "tfs_z"], stop=["", "a"], repeat_penalty=1.1, repetition_penalty=1.5, rep_pen=2, tfs=1
+    )
+    (request,) = parsed.requests
+    assert (request.sampling.samplers, request.stop, request.sampling.repeat_penalty) == ("top_k", ("a",), 1.1)
+    assert parsed.ignored == ("samplers.tfs_z", "repetition_penalty", "rep_pen", "tfs")
+    assert llama_completion(stop="").requests[0].stop == ()
+
+
+def test_no_samplers_mean_the_models_own_distribution() -> None:
+    for samplers in ([], ["tfs_z"]):
+        (request,) = llama_completion(samplers=samplers, temperature=0.2).requests
+        assert (request.sampling.samplers, request.sampling.temperature) == ("temperature", 1.0)
+
+
+def test_an_empty_schema_means_any_object() -> None:
+    (request,) = llama_completion(json_schema={}, grammar="").requests
+    assert request.response_format is not None
+    assert request.response_format.text == '{"type": "object"}'
+
+
+def test_logprobs_is_another_name_for_n_probs() -> None:
+    found = [llama_completion(**each).requests[0].logprobs for each in ({"logprobs": 3}, {"logprobs": 3, "n_probs": 5})]
+    assert found == [3, 5]
+    assert llama_completion(n_probs=0).requests[0].logprobs is None
+
+
+def test_events_have_timings_on_request() -> None:
+    answer = infill_answer(stream=True, timings_per_token=True)
+    assert answer.feed(0, PrefillProgress(0, 10, 10, 4)) == []
+    for count in (1, 2):
+        ((chunk),) = answer.feed(0, said("a"))
+        assert (chunk["timings"]["prompt_n"], chunk["timings"]["cache_n"]) == (6, 4)
+        assert chunk["timings"]["predicted_n"] == count
+    assert "timings" not in infill_answer(stream=True).feed(0, said("a"))[0]
