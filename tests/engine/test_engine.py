@@ -169,36 +169,6 @@ def test_a_running_step_has_expected_progress(monkeypatch: pytest.MonkeyPatch) -
     assert engine.prefill_progress() == []
 
 
-def test_the_time_left_follows_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other requests may slow down a prompt more than the costs of its own steps tell."""
-
-    class Clock:
-        now = 5.0
-
-        def perf_counter(self) -> float:
-            return self.now
-
-    clock, seen = Clock(), list[tuple[int, float]]()
-
-    class Slow(ScriptedBackend):
-        def forward(self, batch: Batch) -> Outputs:
-            seen.extend((event.done, event.left_s) for event in engine.prefill_progress())
-            clock.now += 2.0
-            return super().forward(batch)
-
-    monkeypatch.setattr("llmrun.engine.engine.time", clock)
-    monkeypatch.setattr("llmrun.engine.scheduling.scheduler.time", clock)
-    engine = Engine(Slow(None))
-    engine._scheduler.costs.observe(EMPTY.with_chunk(256, 0), 256, 2.0)
-    engine.submit(random_request(768))
-    engine.step()
-    clock.now += 6.0
-    engine.step()
-    assert [done for done, _ in seen] == [0, 256]
-    assert seen[0][1] == pytest.approx(6.0, rel=0.1), "three steps of 2 s"
-    assert seen[1][1] == pytest.approx(16.0, rel=0.1), "the first step took 8 s with what came after it"
-
-
 def test_answers_under_way_go_on_while_a_prompt_is_read() -> None:
     backend = noisy(max_sequences=2)
     engine = Engine(backend, rows_per_step=10)

@@ -167,6 +167,7 @@ def test_progress_is_reported_during_a_step(server: Server, monkeypatch: pytest.
     told = [server.next(Prefilling).events[0] for _ in range(4)]
     assert {(event.request_id, event.total) for event in told} == {(70, 601)}
     assert 0 <= told[0].done < told[-1].done <= 256
+    assert told[0].left_s is not None and told[-1].left_s is not None
     assert 0 < told[-1].left_s < told[0].left_s
 
 
