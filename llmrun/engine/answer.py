@@ -76,6 +76,8 @@ class Answer:
     ending           the tokens to force when the thinking budget is used up
     limit            the maximum number of prompt and generated tokens: the context size, or less if `max_tokens` is set
     cached_tokens    prompt tokens reused from the KV cache; None until the request first gets a slot
+    found_tokens     prompt tokens that were in the KV cache, of which the cache may have kept fewer
+    computed_tokens  tokens that were in the KV cache when the request ended; None until then
     prefill_started  start of the request's first forward pass
     last_cancel      the engine's cancel counter when the request was submitted
     sampler          draws tokens
@@ -91,6 +93,7 @@ class Answer:
     runs_alone       True until the request has been part of a step, if that step must have no other requests
     expected         the prefix with which a request in the queue will probably start, or None if it was not predicted
     wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/scheduler.py)
+    has_waited       True if the request has waited for a prefix
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens
@@ -123,6 +126,8 @@ class Answer:
     adapters: AdaptedTokens | None = None
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
+    found_tokens: int = 0
+    computed_tokens: int | None = None
     prefill_started: float | None = None
     prefix_scope: str = ""
     saved: SavedPrefixes | None = None
@@ -131,6 +136,7 @@ class Answer:
     runs_alone: bool = False
     expected: ExpectedPrefix | None = None
     wait: PrefixWait | None = None
+    has_waited: bool = False
     step_times: list[float] = field(default_factory=list)
     thinking_tokens: int = 0
     first_answer: float | None = None

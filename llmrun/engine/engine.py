@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from llmrun.engine.embedding import Embedder
     from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.engine.scheduling.waits import Prediction
+    from llmrun.engine.slots import Drop
     from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -327,6 +328,16 @@ class Engine:
         running = self._in_progress
         step = None if running is None else (running[0], time.perf_counter() - running[1])
         return self._requests.predicted(answer, leaving=set(self._cancel_wishes.copy()), step=step)
+
+    def cached_prefix(self, answer: Answer) -> int:
+        """Return how many tokens of a prepared request are cached or saved now. Thread-safe."""
+        n = self._slots.cached(answer.reusable, answer.prefix_scope, answer.saved)
+        return min(n, answer.prompt_tokens - 1)
+
+    @property
+    def drops(self) -> Mapping[int, Drop]:
+        """The last requests whose tokens were evicted from the cache, by id. Other threads may read single items."""
+        return self._slots.drops
 
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct, field, structs
@@ -162,6 +163,52 @@ class StatePlace(Portable, frozen=True):
     folders: tuple[str, ...] = ()
     limit: int = 0
     client: int = 0
+
+
+class PrefixCause(StrEnum):
+    """Why a request did not reuse the prefix that it could have reused. Logs, headers and metrics use these names."""
+
+    REUSED = ""  # all that could be reused was reused
+    FIRST = "first prompt"  # no earlier prompt was similar
+    DIFFERS = "text differs"
+    TOOLS = "tools changed"
+    ANSWER = "answer changed"  # the client sent the model's answer back with another text
+    RETOKENIZED = "retokenized"  # the answer came back as the same text, which has other tokens
+    THINKING = "thinking dropped"
+    EVICTED = "evicted"
+    OTHER_KEY = "other key"  # only another tenant has the prefix; clients must not learn this
+    ADAPTER = "other adapter"
+    STATES = "no stored state"  # recurrent states and sliding windows exist only for some lengths of a prefix
+    UNFINISHED = "cancelled earlier"
+    RESTARTED = "engine restarted"
+    LOGPROBS = "prompt log-probabilities"
+    WAITED = "waited"  # the request waited until a running request had computed the prefix, and then copied it
+
+
+class PrefixReport(Portable, frozen=True):
+    """How much of a prompt was reused from the KV cache, and why not more.
+
+    total, reused  prompt tokens, and how many of them were in the cache
+    lost       tokens that were computed again although an earlier prompt had them, at least roughly
+    where      the part of the prompt in which the texts differ, such as "system prompt", "tool 3" or "message 7 (user)"
+    name       the name of the tool in `where`
+    detail     more about the cause, such as "added" for a tool
+    old, new   the first difference, with at most 40 characters of the earlier prompt and of this prompt
+    ago_s      seconds since the prefix was evicted or, for a first prompt, since the engine was started; 0 if unknown
+    beginnings hashes of the prompt's first 32, 64, 128 ... tokens, by which prompts are recognized after a restart
+    """
+
+    total: int
+    reused: int
+    lost: int = 0
+    cause: PrefixCause = PrefixCause.REUSED
+    where: str = ""
+    name: str = ""
+    detail: str = ""
+    old: str = ""
+    new: str = ""
+    ago_s: float = 0.0
+    beginnings: tuple[str, ...] = ()
 
 
 class TokenLogprobs(Portable, frozen=True):

@@ -55,6 +55,16 @@ _LOADED_TOKEN_S: Final = 3e-5  # the assumed seconds to load a saved token, unti
 _LEAST_SAVED: Final = 64
 
 
+_MOST_DROPS: Final = 256
+
+
+class Drop(Struct, frozen=True):
+    """The loss of cached tokens: how many tokens were kept, and when, in seconds of `time.monotonic`."""
+
+    kept: int
+    at: float
+
+
 class Slot(Struct, eq=False):
     """One sequence of the KV cache.
 
@@ -71,6 +81,8 @@ class Slot(Struct, eq=False):
     saved: SavedPrefixes | None = None  # the files in which the slot's tokens may be saved
     n_saved: int = 0  # number of tokens when the slot was last saved
     is_lent: bool = False  # True if the slot holds tokens of a text to embed, which no request may reuse
+    owner: int | None = None  # the id of the last request that was admitted to the slot
+    found: int = 0  # number of tokens that `acquire` found in the cache, of which the cache may have kept fewer
 
 
 class SequenceSlots:
@@ -87,6 +99,7 @@ class SequenceSlots:
         self._releases = 0
         self._idle_blocks: int | None = None  # None if the number must be computed again
         self._loaded_token_s = _LOADED_TOKEN_S
+        self.drops: dict[int, Drop] = {}  # the last requests whose tokens were evicted, by id
 
     @property
     def n_idle(self) -> int:
@@ -125,6 +138,8 @@ class SequenceSlots:
             shared, source = self._longest(tokens, tenant)
         n = min(shared, len(tokens) - 1)
         slot = idle[0] if source is None else _choose_slot(source, shared, idle)
+        self._note_drop(slot, n if slot is source else 0)
+        slot.found = n
         slot.tokens = []  # stays empty if the cache raises, because the contents are then unknown
         slot.saved, slot.n_saved = saved, 0
         slot.is_lent = False
@@ -206,11 +221,20 @@ class SequenceSlots:
     def forget(self, slot: Slot) -> None:
         """Empty the slot and release it."""
         self._idle_blocks = None
+        self._note_drop(slot, 0)
         slot.tokens = []
         slot.saved = None
         slot.busy = slot.is_lent = False
         slot.released = 0
         self._kv.free(slot.index)
+
+    def _note_drop(self, slot: Slot, kept: int) -> None:
+        """Record that the slot is about to lose all but the first `kept` tokens of its owner."""
+        if slot.owner is not None and len(slot.tokens) > kept:
+            self.drops[slot.owner] = Drop(kept, time.monotonic())
+            while len(self.drops) > _MOST_DROPS:
+                del self.drops[next(iter(self.drops))]
+        slot.owner = None
 
     def forget_oldest_idle(self, spared: Collection[Slot] = ()) -> bool:
         """Empty the idle slot that was released first. Returns False if no idle slot holds any tokens.

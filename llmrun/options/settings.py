@@ -246,6 +246,7 @@ class Settings:
     warm: bool = _setting(True, bool)  # whether `generate` and `chat` may use background engines
     keep_alive: str | None = _setting(None, str, texts=KEEP_ALIVE)  # how long a background engine stays
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
+    prefix_log: bool = _setting(True, bool)  # whether `serve` records why prompts were not reused
     quiet: bool = _setting(False, bool)
     preset: Preset | None = None  # the preset whose settings are included; this is not a setting of its own
     loras: tuple[str, ...] = ()  # the adapters of --lora, which replace the preset's adapters

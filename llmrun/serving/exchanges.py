@@ -173,6 +173,7 @@ class Exchange:
     upstream  the hosts of the upstreams that the request was forwarded to, or "" for requests not forwarded
     left_out  the types of tools that were left out, for the log
     tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
+    prefix    how much of the prompt was reused, for the log, such as "reused 8 of 12"; no text of a prompt
     status    the response's status; 0 until the response has begun, and 499 if the client left before its end
     outcome   a word for the log if the exchange failed, such as "client left"
     """
@@ -184,6 +185,7 @@ class Exchange:
     upstream: str = ""
     left_out: tuple[str, ...] = ()
     tokens: str = ""
+    prefix: str = ""
     status: int = 0
     outcome: str = ""
     began: float = field(default_factory=time.perf_counter)
@@ -260,6 +262,7 @@ def _line(scope: Scope, exchange: Exchange, status: int) -> str:
         path,
         str(status),
         exchange.tokens,
+        exchange.prefix,
         f"without {ignored_names(exchange.left_out)}" if exchange.left_out else "",
         via,
         seconds,

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from llmrun.engine.requests import PrefixCause, PrefixReport
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -73,6 +75,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
+        self._prefix_misses: Counter[tuple[str, str]] = Counter()
+        self._lost_tokens: Counter[tuple[str, str]] = Counter()
         self.open_requests = 0
         self.first_token = Histogram(
             "llmrun_time_to_first_token_seconds", "Time from the end of a request's body to the first token."
@@ -101,6 +105,16 @@ class Metrics:
         """Count a finished request. `route` is a fixed pattern, never a path that a client chose."""
         self._requests[route, status] += 1
 
+    def count_prefix(self, model: str, report: PrefixReport) -> None:
+        """Count a request that did not reuse all of its prefix.
+
+        Clients can read the metrics, and must not learn that another key has the same prefix.
+        """
+        cause = PrefixCause.FIRST if report.cause is PrefixCause.OTHER_KEY else report.cause
+        if cause not in (PrefixCause.REUSED, PrefixCause.WAITED):
+            self._prefix_misses[model, cause] += 1
+            self._lost_tokens[model, cause] += 0 if cause is PrefixCause.FIRST else report.lost
+
     def count_wait(self, predicted_s: float, actual_s: float) -> None:
         self.predicted.observe(predicted_s)
         self.waited.observe(actual_s)
@@ -122,6 +136,17 @@ class Metrics:
         yield from _heading("llmrun_requests_total", "counter", "Finished HTTP requests.")
         for (route, status), count in sorted(self._requests.items()):
             yield f"llmrun_requests_total{_labels({'route': route, 'status': str(status)})} {count}"
+        for name, help_text, counts in (
+            (
+                "llmrun_prefix_misses_total",
+                "Requests that did not reuse a whole prefix.",
+                self._prefix_misses,
+            ),
+            ("llmrun_prefix_lost_tokens_total", "Prompt tokens that were computed again.", self._lost_tokens),
+        ):
+            yield from _heading(name, "counter", help_text)
+            for (model, cause), count in sorted(counts.items()):
+                yield f"{name}{_labels({'model': model, 'cause': cause})} {count}"
         yield from _one("llmrun_open_requests", "gauge", "HTTP requests in progress.", self.open_requests)
         yield from _labelled(_OF_MODELS, "model", models)
         for histogram in (

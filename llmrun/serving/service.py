@@ -9,6 +9,7 @@ from llmrun.serving.bodies import Bodies
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.models.registry import Models
 from llmrun.serving.options import ServingOptions
+from llmrun.serving.prefix_log import PrefixLog
 
 if TYPE_CHECKING:
     from llmrun.serving.upstreams.front import Upstreams
@@ -22,4 +23,5 @@ class Service:
     options: ServingOptions
     bodies: Bodies
     metrics: Metrics = field(default_factory=Metrics)
+    prefixes: PrefixLog = field(default_factory=PrefixLog)
     upstreams: Upstreams | None = None

@@ -28,7 +28,7 @@ from starlette.types import Send
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
-from llmrun.engine.requests import Event, Finished, PrefillProgress, PromptDelta, Request, TextDelta
+from llmrun.engine.requests import Event, Finished, PrefillProgress, PrefixReport, PromptDelta, Request, TextDelta
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
@@ -132,6 +132,7 @@ class Choices:
     wait_s         the predicted seconds until the last choice begins; 0 until all choices are accepted
     first_token_s  the predicted seconds until the first choice's first token, or None if unknown
     prompt_tokens  the number of prompt tokens; 0 until a choice is accepted
+    prefill_s      the seconds that the prompt took; 0 until a choice is finished
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
@@ -149,6 +150,16 @@ class Choices:
         self.wait_s = 0.0
         self.first_token_s: float | None = None
         self.prompt_tokens = 0
+        self.prefill_s = 0.0
+
+    @property
+    def prefix(self) -> PrefixReport | None:
+        """How much of the prompt the first choice has reused, or will probably reuse; None before its acceptance.
+
+        Other choices of the same call copy the prompt of the first choice.
+        """
+        taken = self._served[0].taken if self._served else None
+        return None if taken is None else taken.prefix
 
     @property
     def generated_tokens(self) -> int:
@@ -237,6 +248,7 @@ class Choices:
             self._n_described += len(event.logprobs)
         elif isinstance(event, Finished):
             self._unfinished -= 1
+            self.prefill_s = max(self.prefill_s, event.timings.prefill_s)
             self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer
             if event.timings.ttft_s:
                 actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)

@@ -37,7 +37,7 @@ def listed(text: str) -> dict[str, list[str]]:
 
 def test_the_help_lists_the_commands_in_their_order() -> None:
     assert listed(llmrun("--help-all").stdout.decode()) == {
-        "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank", "ps", "stop"],
+        "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank", "ps", "stop", "why"],
         "Find and fit models": ["fit", "search", "pull", "import"],
         "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "preset", "conversations", "logs"],
         "Help": ["doctor", "completion", "help"],

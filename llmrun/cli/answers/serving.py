@@ -47,6 +47,7 @@ from llmrun.serving.models.known import (
     models_in_store,
 )
 from llmrun.serving.models.registry import Models
+from llmrun.serving.prefix_log import PrefixLog, prefix_log_folder
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.stop_signals import StopSignals
 from llmrun.serving.processes.supervisor import ServingLimits
@@ -169,6 +170,7 @@ class _Opener:
             share_prefixes=flags.share_prefixes,
             saved_prefixes=str(prefixes_folder()) if flags.save_prefixes else "",
             state_bytes=settings.state_bytes,
+            explains_prefixes=True,
         )
 
 
@@ -237,7 +239,8 @@ async def _serve(
         from llmrun.serving.upstreams.front import Upstreams  # importing the HTTP client takes 0.1 s
 
         upstreams = Upstreams(given_upstreams, options.limits.ping_s, out.note)
-    service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
+    prefixes = PrefixLog(prefix_log_folder() if settings.prefix_log else None, out.note)
+    service = Service(models, options, Bodies(options.limits), prefixes=prefixes, upstreams=upstreams)
     # the names by which clients may call this machine, in addition to its addresses
     names = frozenset({flags.address, socket.gethostname()})
     app = make_app(service, host_names=names, log=lambda line: out.fields([line]), trace=out.trace)

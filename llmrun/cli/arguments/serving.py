@@ -122,6 +122,12 @@ class ServeFlags:
     save_prefixes: Annotated[
         bool, options.speed_option("--save-prefixes", help="Save long prefixes on disk for later runs, per API key.")
     ] = False
+    prefix_log: Annotated[
+        bool | None,
+        _request_option(
+            "--prefix-log/--no-prefix-log", help="Record why prompts were not reused.  [default: prefix-log]"
+        ),
+    ] = None
     open_metrics: Annotated[bool, _access_option("--open-metrics", help="Serve /metrics without an API key.")] = False
     threads: options.Threads = None
     chat_template: options.ChatTemplate = None

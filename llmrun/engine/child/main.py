@@ -121,7 +121,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
     except Exception as error:  # noqa: BLE001 - reported to the server
         connection.send(CannotOpen(as_llmrun_error(error)))
         return 1
-    serving = EngineServing(engine, connection.send, heart, asked.max_wait_s)
+    serving = EngineServing(engine, connection.send, heart, asked.max_wait_s, explains_prefixes=asked.explains_prefixes)
     connection.send(Opened(facts))
     opened.set_result(serving)
     try:

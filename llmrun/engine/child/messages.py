@@ -5,9 +5,9 @@ The server chooses the ids of its requests, and all events in messages from the 
     to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, DescribeChat, Embed,
                       SavePrefix and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
-                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted,
-                      ChatDescribed, Embedded, PrefixSaved or Rejected; Prefilling during steps; Beat and Note at any
-                      time; Crashed at the end
+                      Rejected or Taken, then Begun, perhaps PrefixExplained, and events; Tokenized, Detokenized,
+                      Spelled, PromptCounted, ChatDescribed, Embedded, PrefixSaved or Rejected; Prefilling during steps;
+                      Beat and Note at any time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -29,6 +29,7 @@ from llmrun.engine.requests import (
     ModelFacts,
     Portable,
     PrefillProgress,
+    PrefixReport,
     Request,
     StatePlace,
     TextPrompt,
@@ -50,6 +51,7 @@ class Open(Portable, frozen=True):
     overcommit, share_prefixes  as in Engine
     saved_prefixes  the folder in which to save prefixes; "" to save none
     state_bytes    the maximum size of all saved states
+    explains_prefixes  report how much of each prompt was reused, and why not more
     """
 
     path: str
@@ -67,6 +69,7 @@ class Open(Portable, frozen=True):
     share_prefixes: bool = False
     saved_prefixes: str = ""
     state_bytes: int = 0
+    explains_prefixes: bool = False
 
 
 class Ask(Portable, frozen=True):
@@ -237,12 +240,21 @@ class Taken(Portable, frozen=True):
 
     wait_s         the predicted time in the queue in seconds
     first_token_s  the predicted seconds until the first token, or None if no step with a prompt has been measured
+    prefix         how much of the prompt will probably be reused, or None if prefixes are not explained
     """
 
     id: int
     prompt_tokens: int
     wait_s: float
     first_token_s: float | None = None
+    prefix: PrefixReport | None = None
+
+
+class PrefixExplained(Portable, frozen=True):
+    """A request has begun and has reused another number of tokens than the report in Taken says."""
+
+    id: int
+    prefix: PrefixReport
 
 
 class Begun(Portable, frozen=True):
@@ -401,6 +413,7 @@ FromChild = (
     | Rejected
     | Preparing
     | Taken
+    | PrefixExplained
     | Begun
     | Beat
     | Stepped

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, Lock
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -40,6 +40,7 @@ from llmrun.engine.child.messages import (
     FromChild,
     Note,
     Prefilling,
+    PrefixExplained,
     PrefixSaved,
     Preparing,
     PromptCounted,
@@ -61,9 +62,13 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished, StatePlace, TextPrompt
+from llmrun.engine.prefix_history import LEAST, PrefixHistory
+from llmrun.engine.requests import Event, Failed, Finished, PrefixReport, StatePlace, TextPrompt
 from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
+
+if TYPE_CHECKING:
+    from llmrun.engine.answer import Answer
 
 _PROGRESS_S = 0.2  # seconds between two reports of the progress of prompts
 _BEAT_S = 0.5  # the longest time between two beats
@@ -288,7 +293,15 @@ class Embedding:
         self._send(Embedded(number, data, tokens, is_last=call.n_sent == len(job.texts)))
 
 
-_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | RenderPrompt | DescribeChat | Embed
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A request that has reused another number of tokens than expected. Cancelling the request does not drop this."""
+
+    answer: Answer
+    id: int = 0
+
+
+_Prepared = _Begun | Ask | Tokenize | Detokenize | Spell | CountPrompt | RenderPrompt | DescribeChat | Embed
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 _RELEASE_S = 30.0  # the same for free blocks of the KV cache, which later requests would have to allocate again
@@ -299,15 +312,25 @@ class EngineServing:
 
     send        sends a message to the server; thread-safe
     max_wait_s  refuse requests whose predicted wait is longer; None for no limit
+    explains_prefixes  as in Open
     """
 
     # Template rendering and tokenization do not run on the main thread, where they would delay the answers in progress.
     # There is only one thread for this work, because the process that renders templates handles one request at a time.
 
     def __init__(
-        self, engine: Engine, send: Callable[[FromChild], None], heart: Heart, max_wait_s: float | None
+        self,
+        engine: Engine,
+        send: Callable[[FromChild], None],
+        heart: Heart,
+        max_wait_s: float | None,
+        *,
+        explains_prefixes: bool = False,
     ) -> None:
         self._engine = engine
+        self._explains, self._opened = explains_prefixes, time.monotonic()
+        self._history: PrefixHistory | None = None  # made for the first request, because it probes the template
+        self._expected: dict[int, tuple[Answer, int]] = {}  # requests in the queue, and the tokens they should reuse
         self._send = send
         self._heart = heart
         self._max_wait_s = max_wait_s
@@ -449,6 +472,8 @@ class EngineServing:
 
     def _prepare(self, message: _Prepared) -> None:
         match message:
+            case _Begun(answer=answer):
+                self._explain_begun(answer)
             case Ask():
                 self._enqueue(message)
             case Tokenize():
@@ -488,6 +513,7 @@ class EngineServing:
         answer.submitted = min(answer.submitted, ask.received)
         if ask.place is not None:
             answer.saved = self._file(ask.place)
+        report = self._explained(answer)
         wait, first_token_s = self._engine.predicted(answer)
         self._last_wait = (wait, time.monotonic())
         if not ask.admitted and self._max_wait_s is not None and wait > self._max_wait_s:
@@ -495,14 +521,46 @@ class EngineServing:
                 f"the server is busy: the predicted wait is {wait:.0f} s, the limit is {self._max_wait_s:g} s",
                 retry_after=wait,
             )
-        self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s))
+        self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s, report))
         with self._wake:
             if ask.id not in self._cancelled:
+                if self._history is not None and report is not None:
+                    self._history.add(answer)
+                    self._expected[answer.request_id] = answer, report.reused
                 self._engine_ids[ask.id] = answer.request_id
                 self._server_ids[answer.request_id] = ask.id
                 self._engine.enqueue(answer, alone=ask.alone)
                 self._wake.notify()
         self._end_if_cancelled(ask.id)
+
+    def _explained(self, answer: Answer) -> PrefixReport | None:
+        """Return how much of a prompt will probably be reused, or None if prefixes are not explained."""
+        if not self._explains:
+            return None
+        engine = self._engine
+        if self._history is None:
+            style = engine.thinking.style
+            self._history = PrefixHistory(
+                engine.tokenizer, engine.drops, style, key=engine.info.path, opened=self._opened
+            )
+        return self._unless_bug(partial(self._history.expected, answer, engine.cached_prefix(answer)))
+
+    def _explain_begun(self, answer: Answer) -> None:
+        """Correct the report about a request that has reused another number of tokens than expected."""
+        history, reused, request_id = self._history, answer.cached_tokens, self._server_ids.get(answer.request_id)
+        if history is None or reused is None or request_id is None:
+            return
+        explain = partial(history.explained, answer, reused, waits=answer.has_waited, found=answer.found_tokens)
+        if (report := self._unless_bug(explain)) is not None:
+            self._send(PrefixExplained(request_id, report))
+
+    def _unless_bug(self, explain: Callable[[], PrefixReport]) -> PrefixReport | None:
+        """Return the result, or report a bug and return None, because a bug in explanations must not fail requests."""
+        try:
+            return explain()
+        except Exception as error:  # noqa: BLE001
+            self._send(Note(f"reused prefix cannot be explained: {type(error).__name__}: {error}"))
+            return None
 
     def _end_if_cancelled(self, request_id: int) -> bool:
         """End a request if it was cancelled before it reached the engine, and return whether it was cancelled."""
@@ -524,10 +582,15 @@ class EngineServing:
         engine_id = self._engine_ids.pop(request_id, None)
         if engine_id is not None:
             del self._server_ids[engine_id]
+            self._expected.pop(engine_id, None)
 
     def report_begun(self, ids: Sequence[int]) -> None:
         """Report to the server which requests begin in the next step, which may crash this process (`on_begin`)."""
         self._began = True
+        for engine_id in ids:
+            answer, expected = self._expected.pop(engine_id, (None, 0))
+            if answer is not None and abs((answer.cached_tokens or 0) - expected) >= LEAST:
+                self._to_prepare.put_first(_Begun(answer))
         self._send(Begun(tuple(self._server_ids[engine_id] for engine_id in ids)))
 
     def _with_server_ids(self, events: Sequence[Event]) -> tuple[Event, ...]:

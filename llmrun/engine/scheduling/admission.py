@@ -80,6 +80,7 @@ class Admission(Neighbours):
                     answer, self.running, self._slots.cached(answer.reusable, answer.prefix_scope, answer.saved)
                 )
             if answer.wait is not None:
+                answer.has_waited = True
                 continue
             slot = self._slots.acquire(answer.reusable, answer.prefix_scope, answer.saved)
             self.running[answer] = slot
@@ -88,10 +89,12 @@ class Admission(Neighbours):
                 self._is_paused = True
                 return
             self.waiting.remove(answer)
+            slot.owner = answer.request_id
             with self._ordering:
                 self._shares.admit(answer.tenant, len(answer.tokens) - len(slot.tokens))
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
+                answer.found_tokens = slot.found
                 self._prompt_tokens += answer.prompt_tokens
                 self._cached_tokens += answer.cached_tokens
 
@@ -200,12 +203,14 @@ class Admission(Neighbours):
             self._generated_tokens += answer.generated_tokens
             self._outlook.observe(answer)
             slot = self.running.pop(answer)
+            answer.computed_tokens = len(slot.tokens)
             if answer.in_prefill:  # the tenant does not pay for the part of the prompt that was not processed
                 self.charge(answer, len(slot.tokens) - answer.prompt_tokens)
             self._slots.release(slot)
             self._is_paused = False
         for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because the list grows
             self._generated_tokens += answer.generated_tokens
+            answer.computed_tokens = 0
             self.waiting.remove(answer)
             self._is_paused = False
 

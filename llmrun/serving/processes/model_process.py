@@ -28,6 +28,7 @@ from llmrun.engine.child.messages import (
     FromChild,
     Open,
     Prefilling,
+    PrefixExplained,
     Preparing,
     PromptCounted,
     PromptRendered,
@@ -341,6 +342,9 @@ class ModelProcess:
                 self._preparing = self._requests.get(request_id)
             case Taken():
                 self._accept(message)
+            case PrefixExplained(id=request_id, prefix=prefix):
+                if (request := self._requests.get(request_id)) is not None and request.taken is not None:
+                    request.taken = structs.replace(request.taken, prefix=prefix)
             case Begun(ids=ids):
                 self._begin(ids)
             case Stepped(events=events, beat=beat):

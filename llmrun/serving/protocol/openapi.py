@@ -51,6 +51,7 @@ _ANSWERED: Final = {
         "schema": {"type": "number"},
         "description": "The predicted seconds until the first token. It is missing if they are unknown.",
     },
+    "x-llmrun-prefix": {"schema": {"type": "string"}, "description": "How much of the prompt was reused, and why."},
 }
 _OLLAMA_ERROR: Final = (
     "An error. Status 501 means that this server does not support the route. The message suggests an alternative."

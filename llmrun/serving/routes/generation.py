@@ -23,6 +23,7 @@ from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId, Presence, exchange_of
 from llmrun.serving.models.known import KnownModel
 from llmrun.serving.models.registry import Models, Ready
+from llmrun.serving.prefix_log import reused_words
 from llmrun.serving.protocol.anthropic.answers import (
     ANTHROPIC,
     VERSION_HEADER,
@@ -136,11 +137,12 @@ class Generation(Generic[P]):
                 try:
                     await presence.during(choices.accepted())
                     told = {**ignored_header(parsed.ignored), **context_header(parsed.context)}
-                    headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}"}
+                    headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}", **self._prefix_header(choices)}
                     if choices.first_token_s is not None:
                         headers["x-llmrun-first-token"] = f"{choices.first_token_s:.3f}"
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
+                        headers.update(self._prefix_header(choices))
                     else:
                         ping_s, wire = service.options.limits.ping_s, self._call.wire
                         client = Headers(scope=scope).get("user-agent", "")
@@ -150,8 +152,24 @@ class Generation(Generic[P]):
                         return
                 finally:
                     exchange_of(scope).tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
+                    self._record_prefix(choices, ready.facts.name, scope)
         whole = await _written(answer, large or choices.is_long)
         await json_response(whole, headers=headers)(scope, receive, send)
+
+    def _prefix_header(self, choices: Choices) -> Mapping[str, str]:
+        """Return the header that says how much of the prompt is reused. In streams, this is a prediction."""
+        if choices.prefix is None:
+            return {}
+        return {"x-llmrun-prefix": reused_words(self._service.prefixes.completed(choices.prefix), for_client=True)}
+
+    def _record_prefix(self, choices: Choices, model: str, scope: Scope) -> None:
+        if choices.prefix is None:
+            return
+        prefixes, metrics = self._service.prefixes, self._service.metrics
+        report = prefixes.completed(choices.prefix)
+        exchange_of(scope).prefix = reused_words(report)
+        metrics.count_prefix(model, report)
+        prefixes.add(model, Headers(scope=scope).get("user-agent", ""), choices.prefill_s, report)
 
     def _read(
         self, body: dict[str, Any], ready: Ready, answer_id: AnswerId, last: LastEvent | None

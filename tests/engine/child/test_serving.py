@@ -26,6 +26,7 @@ from llmrun.engine.child.messages import (
     FromChild,
     Note,
     Prefilling,
+    PrefixExplained,
     Preparing,
     PromptCounted,
     Rejected,
@@ -39,7 +40,17 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.costs import EMPTY
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.engine.prefix_history import PrefixHistory
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Finished,
+    PrefillProgress,
+    PrefixCause,
+    Request,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+)
 from llmrun.engine.scheduling.waits import Prediction
 
 M = TypeVar("M")
@@ -69,12 +80,14 @@ class Gate:
 class Server:
     """The server's side of the loop: sends messages, and waits for those that come back."""
 
-    def __init__(self, max_wait_s: float | None = None) -> None:
+    def __init__(self, max_wait_s: float | None = None, *, explains_prefixes: bool = False) -> None:
         self.gate = Gate()
         self.engine = Engine(self.gate.backend, on_begin=lambda ids: self.serving.report_begun(ids))
         self.messages: queue.Queue[FromChild] = queue.Queue()
         heart = Heart(lambda beat: None)
-        self.serving = EngineServing(self.engine, self.messages.put, heart, max_wait_s)
+        self.serving = EngineServing(
+            self.engine, self.messages.put, heart, max_wait_s, explains_prefixes=explains_prefixes
+        )
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -167,7 +180,8 @@ def test_progress_is_reported_during_a_step(server: Server, monkeypatch: pytest.
     told = [server.next(Prefilling).events[0] for _ in range(4)]
     assert {(event.request_id, event.total) for event in told} == {(70, 601)}
     assert 0 <= told[0].done < told[-1].done <= 256
-    assert told[0].left_s is not None and told[-1].left_s is not None
+    assert told[0].left_s is not None
+    assert told[-1].left_s is not None
     assert 0 < told[-1].left_s < told[0].left_s
 
 
@@ -341,3 +355,72 @@ def test_saving_before_the_end_takes_a_limited_time(monkeypatch: pytest.MonkeyPa
     server = Server()
     server.close()
     assert server.next(Note).text == "some prefixes are not saved: saving took longer than 0.05 s"
+
+
+LONG = "why does the test of the parser fail on one system, although it passes on every other system?"
+
+
+@pytest.fixture
+def explaining() -> Iterator[Server]:
+    made = Server(explains_prefixes=True)
+    yield made
+    made.close()
+
+
+def test_requests_are_taken_with_what_they_will_reuse(explaining: Server) -> None:
+    reports = []
+    for number in (1, 2):
+        explaining.ask(number, text(LONG))
+        reports.append(explaining.next(Taken).prefix)
+        explaining.end_of(number)
+    assert [report and report.cause for report in reports] == [PrefixCause.FIRST, PrefixCause.REUSED]
+    assert explaining.messages.empty(), "the prediction was right"
+
+
+def test_a_wrong_prediction_of_reuse_is_corrected(explaining: Server) -> None:
+    explaining.ask(1, text(LONG))
+    explaining.end_of(1)
+    explaining.gate.closed = True
+    explaining.ask(2, text("x"))
+    explaining.gate.entered.get(timeout=PATIENCE_S)
+    explaining.ask(3, text(LONG))
+    taken = explaining.next(Taken, lambda taken: taken.id == 3)
+    assert taken.prefix is not None
+    assert taken.prefix.reused == len(LONG)
+    explaining.engine.forget()  # before the step that admits the request
+    explaining.gate.closed = False
+    explaining.gate.open.release()
+    explained = explaining.next(PrefixExplained)
+    assert (explained.id, explained.prefix.reused, explained.prefix.cause) == (3, 1, PrefixCause.EVICTED)
+    assert 0 < explained.prefix.ago_s < PATIENCE_S
+
+
+def test_refused_requests_are_not_waited_for(explaining: Server) -> None:
+    explaining.gate.closed = True
+    explaining.serving._max_wait_s = -1.0
+    explaining.ask(1, text(LONG))
+    explaining.next(Rejected)
+    explaining.serving._max_wait_s = None
+    explaining.ask(2, text(LONG))
+    taken = explaining.next(Taken)
+    assert taken.prefix is not None
+    assert taken.prefix.cause is PrefixCause.FIRST
+
+
+@pytest.mark.push
+def test_remembered_prompts_have_a_limit(explaining: Server) -> None:
+    """A template may leave out a long text, which then has no tokens."""
+    for number in range(1, 13):
+        left_out = {"role": "assistant", "content": "Yes.", "reasoning_content": "x" * (1 << 20)}
+        explaining.ask(number, Request(ChatPrompt([left_out, {"role": "user", "content": "Hi"}]), max_tokens=1))
+        explaining.end_of(number)
+    assert explaining.serving._history is not None
+    assert len(explaining.serving._history._seen) == 7
+
+
+def test_a_bug_in_explaining_fails_no_request(explaining: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixHistory, "expected", lambda *given: 1 // 0)
+    explaining.ask(1)
+    assert "ZeroDivisionError" in explaining.next(Note).text
+    assert explaining.next(Taken).prefix is None
+    explaining.end_of(1)
