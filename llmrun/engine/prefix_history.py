@@ -220,7 +220,7 @@ class PrefixHistory:
         at = len(before) + equal
         line = text.rfind("\n", 0, at) + 1
         word = text.rfind(" ", max(0, at - _MOST_BEFORE), max(0, at - _BEFORE)) + 1
-        start = max(line, word or at - _BEFORE)
+        start = line if at - line <= _MOST_BEFORE else word or at - _BEFORE
         old, new = (shown((before + each)[start : start + _SHOWN]) for each in (there, here))
         report = PrefixReport(len(ours), common, cause=PrefixCause.DIFFERS, old=old, new=new)
         if isinstance(prompt, ChatPrompt) and isinstance(one.prompt, ChatPrompt):
