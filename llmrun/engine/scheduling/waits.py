@@ -36,7 +36,8 @@ _REMEMBERED: Final = 128  # answers of a class
 _GOLDEN: Final = 0.618034  # multiples of this number, modulo 1, are always spread evenly
 # Steps are simulated together until a prompt has grown by an eighth of its depth, or by this many tokens.
 _TOGETHER: Final = 512
-# After this many rounds of a simulation, each further round takes at least this share of the time so far.
+# After this many rounds of a simulation, each further round takes at least this share of the time so far, unless all
+# running answers or prompts end earlier.
 _EXACT_ROUNDS: Final = 100
 _COARSENESS: Final = 0.02
 
@@ -281,7 +282,8 @@ class Simulation:
         depth = (self._depth + n * (self._tokens + tokens / 2)) / n
         rows = round(n * self._tokens_per_step)
         token_s = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth))) / self._tokens_per_step
-        tokens = max(tokens, self._shortest_s / token_s)
+        if self._shortest_s > token_s * tokens:
+            tokens = min(self._shortest_s / token_s, self._last_end)
         self._now += token_s * tokens
         self._tokens += tokens
 
@@ -292,7 +294,10 @@ class Simulation:
         chunks = self._chunks(answers, unit)
         if self._shortest_s:
             step_s = self._rule.costs.of_step(_with_chunks(answers, chunks, 1), sum(rows for _, rows in chunks))
-            unit = max(int(self._shortest_s / step_s), 1)
+            longest = max(-(-prompt.missing // rows) for prompt, rows in chunks)
+            if self._ends:
+                longest = min(longest, math.ceil(self._last_end))
+            unit = max(min(int(self._shortest_s / step_s), longest), 1)
             chunks = self._chunks(answers, unit)
         n_units = min(max(prompt.depth // 8, _TOGETHER) // (unit * rows) for prompt, rows in chunks)
         if len(self._prompts) > 1:  # as in `prompt_order`
@@ -316,6 +321,11 @@ class Simulation:
             if not prompt.missing:
                 self._prompts.remove(prompt)
                 self._answer(prompt.index, prompt.depth)
+
+    @property
+    def _last_end(self) -> float:
+        """The number of tokens until the last answer in progress ends."""
+        return max(self._ends)[0] - self._tokens
 
     def _chunks(self, answers: StepSize, unit: int) -> list[tuple[_Prompt, int]]:
         """Return the chunks of prompts in each of the next `unit` steps, as in `Scheduler`."""
