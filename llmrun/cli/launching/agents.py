@@ -1,8 +1,7 @@
 """What each coding agent needs so that it uses a server of llmrun, as pure data.
 
-The user's own settings of an agent stay in effect. Most agents take the connection from variables, from arguments, or
-from a file of ours. Cline and pi read it only from a file of the user, so one entry of this file is changed while the
-agent runs.
+Each agent takes the connection from variables, from arguments, or from a file of ours, so that no file of the user
+changes, and the user's other settings of the agent stay in effect.
 """
 
 from __future__ import annotations
@@ -80,13 +79,14 @@ def _codex(served: Served, _environment: Mapping[str, str]) -> SetUp:
         "model": served.model,
         "model_provider": _ID,
         "model_context_window": served.context,
+        "check_for_update_on_startup": False,
         f"{provider}.name": _ID,
         f"{provider}.base_url": served.v1,
         f"{provider}.wire_api": "responses",
         f"{provider}.env_key": "LLMRUN_KEY",
         f"{provider}.stream_idle_timeout_ms": _HOUR_MS,
     }
-    # JSON's strings and numbers are TOML, too.
+    # The values are TOML. JSON's strings, numbers and booleans are TOML, too.
     flags = [f"-c{name}={_json(value)}" for name, value in overrides.items()]
     return SetUp(arguments=tuple(flags), variables={"LLMRUN_KEY": served.key})
 
@@ -99,58 +99,96 @@ def _claude(served: Served, _environment: Mapping[str, str]) -> SetUp:
         "ANTHROPIC_API_KEY": "",
         **{f"ANTHROPIC_{name}": served.model for name in models},
         "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(served.context),
+        "CLAUDE_CODE_PROVIDER_MANAGED_BY_HOST": "1",  # the user's settings must not name another provider
+        # Claude Code summarizes the conversation when this window has room for only 13,000 tokens and an answer. In a
+        # small context, that would be at once. With a larger window, it does so when only the answer has room.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context + 13_000),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it differs in every request
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",  # titles, suggestions and memories cost requests
+        "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
+        "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS),
         "API_TIMEOUT_MS": str(_HOUR_MS),
         "API_FORCE_IDLE_TIMEOUT": "0",
     }
-    return SetUp(variables=variables)
+    others = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD", "GATEWAY")
+    removed = (
+        *(f"CLAUDE_CODE_USE_{other}" for other in others),
+        "ANTHROPIC_CUSTOM_HEADERS",
+        "ANTHROPIC_SMALL_FAST_MODEL",
+    )
+    return SetUp(variables=variables, removed=removed)
 
 
-def _opencode(served: Served, _environment: Mapping[str, str]) -> SetUp:
+def _opencode(served: Served, environment: Mapping[str, str]) -> SetUp:
     model = f"{_ID}/{served.model}"
-    settings = {
-        "provider": {
-            _ID: {
-                "npm": "@ai-sdk/openai-compatible",
-                "name": _ID,
-                "options": {"baseURL": served.v1, "apiKey": served.key, "timeout": False},
-                "models": {served.model: {"limit": {"context": served.context, "output": served.output}}},
-            }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": _ID,
+        "options": {
+            "baseURL": served.v1,
+            "apiKey": served.key,
+            "timeout": False,
+            "headerTimeout": False,
+            "chunkTimeout": False,
         },
+        "models": {served.model: {"limit": {"context": served.context, "output": served.output}}},
+    }
+    settings = {
+        "provider": {_ID: provider},
         "model": model,
         "small_model": model,
+        "agent": {"title": {"disable": True}},
         "autoupdate": False,
     }
-    return SetUp(variables={"OPENCODE_CONFIG_CONTENT": _json(settings)})
+    name = "OPENCODE_CONFIG_CONTENT"
+    return SetUp(variables={name: _json(_merged(_given(name, environment), settings))})
 
 
 def _aider(served: Served, _environment: Mapping[str, str]) -> SetUp:
-    arguments = ("--model", f"openai/{served.model}", "--timeout", str(_HOUR_MS // 1000), "--no-check-update")
-    variables = {"OPENAI_API_BASE": served.v1, "OPENAI_API_KEY": served.key}
-    return SetUp(arguments, variables)
+    model = f"openai/{served.model}"
+    facts = {
+        "max_tokens": served.output,
+        "max_input_tokens": served.context,
+        "max_output_tokens": served.output,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
+    own = OwnFile(served.folder / "models.json", _json({model: facts}))
+    arguments = (
+        *("--model", model, "--weak-model", model),
+        *("--model-metadata-file", str(own.path)),
+        *("--timeout", str(_HOUR_MS // 1000)),
+        "--no-check-update",
+    )
+    variables = {"OPENAI_API_BASE": served.v1, "OPENAI_API_KEY": served.key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return SetUp(arguments, variables, files=(own,))
 
 
-def _cline(served: Served, environment: Mapping[str, str]) -> SetUp:
-    settings = _home(environment) / ".cline" / "data" / "settings" / "providers.json"
-
-    def changed(old: bytes | None) -> bytes:
-        document = _document(settings, old)
-        provider = {
-            "provider": "openai-compatible",
-            "model": served.model,
-            "baseUrl": served.v1,
-            "apiKey": served.key,
-        }
-        providers = _entry(settings, document, "providers")
-        providers["openai-compatible"] = {"settings": provider}
-        document["lastUsedProvider"] = "openai-compatible"
-        return _json(document).encode()
-
-    return SetUp(edits=(EntryEdit(settings, changed),))
+def _cline(served: Served, _environment: Mapping[str, str]) -> SetUp:
+    provider = "openai-compatible"
+    settings = {
+        "provider": provider,
+        "model": served.model,
+        "baseUrl": served.v1,
+        "apiKey": served.key,
+        "contextWindow": served.context,
+        "maxTokens": served.output,
+        "timeout": _HOUR_MS,
+    }
+    entry = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    stored = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: entry}}
+    own = OwnFile(served.folder / "providers.json", _json(stored))
+    variables = {
+        "CLINE_PROVIDER_SETTINGS_PATH": str(own.path),
+        "CLINE_SESSION_BACKEND_MODE": "local",  # without the daemon that would outlive the run
+        "CLINE_NO_AUTO_UPDATE": "1",
+    }
+    return SetUp(variables=variables, files=(own,))
 
 
 def _continue(served: Served, _environment: Mapping[str, str]) -> SetUp:
@@ -171,61 +209,76 @@ def _continue(served: Served, _environment: Mapping[str, str]) -> SetUp:
     return SetUp(arguments=("--config", str(own.path)), files=(own,))
 
 
-def _pi(served: Served, environment: Mapping[str, str]) -> SetUp:
-    folder = environment.get("PI_CODING_AGENT_DIR")
-    settings = (Path(folder) if folder else _home(environment) / ".pi" / "agent") / "models.json"
-
-    def changed(old: bytes | None) -> bytes:
-        document = _document(settings, old)
-        model = {"id": served.model, "contextWindow": served.context, "maxTokens": served.output}
-        providers = _entry(settings, document, "providers")
-        providers[_ID] = {
-            "baseUrl": served.v1,
-            "api": "openai-completions",
-            "apiKey": served.key,
-            "models": [model],
-        }
-        return _json(document).encode()
-
-    arguments = ("--provider", _ID, "--model", served.model)
-    return SetUp(arguments, edits=(EntryEdit(settings, changed),))
+def _pi(served: Served, _environment: Mapping[str, str]) -> SetUp:
+    model = {
+        "id": served.model,
+        "name": served.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": served.context,
+        "maxTokens": served.output,
+    }
+    provider = {"baseUrl": served.v1, "apiKey": served.key, "api": "openai-completions", "models": [model]}
+    extension = f"export default (pi) => pi.registerProvider({_json(_ID)}, {_json(provider)});\n"
+    own = OwnFile(served.folder / "llmrun.js", extension)
+    arguments = ("--extension", str(own.path), "--provider", _ID, "--model", served.model)
+    return SetUp(arguments, files=(own,))
 
 
 def _qwen_code(served: Served, _environment: Mapping[str, str]) -> SetUp:
-    variables = {"OPENAI_API_KEY": served.key, "OPENAI_BASE_URL": served.v1, "OPENAI_MODEL": served.model}
-    return SetUp(("--auth-type", "openai"), variables)
+    settings = {
+        "general": {"enableAutoUpdate": False},
+        "ui": {"enableFollowupSuggestions": False},
+        "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+        "model": {"generationConfig": {"contextWindowSize": served.context}},
+    }
+    own = OwnFile(served.folder / "system-defaults.json", _json(settings))
+    variables = {
+        "OPENAI_API_KEY": served.key,
+        "OPENAI_BASE_URL": served.v1,
+        "OPENAI_MODEL": served.model,
+        "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(own.path),  # the user's settings override this file
+        "QWEN_CODE_MAX_OUTPUT_TOKENS": str(served.output),
+        "QWEN_CODE_API_TIMEOUT_MS": str(_HOUR_MS),
+        "QWEN_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS),
+        "QWEN_STREAM_MAX_LIFETIME_MS": "0",  # no limit; the default is 15 minutes
+    }
+    return SetUp(("--auth-type", "openai"), variables, files=(own,))
 
 
 def _gptme(served: Served, _environment: Mapping[str, str]) -> SetUp:
-    variables = {"OPENAI_BASE_URL": served.v1, "OPENAI_API_KEY": served.key}
+    variables = {
+        "OPENAI_BASE_URL": served.v1,
+        "OPENAI_API_KEY": served.key,
+        "GPTME_CONTEXT_LENGTH": str(served.context),
+        "LLM_API_TIMEOUT": str(_HOUR_MS // 1000),
+    }
     return SetUp(("--model", f"local/{served.model}"), variables)
 
 
-def _home(environment: Mapping[str, str]) -> Path:
-    return Path(environment["HOME"]) if environment.get("HOME") else Path.home()
+def _given(variable: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON object in a variable of the user. Raises UsageError."""
+    try:
+        given = json.loads(environment.get(variable) or "{}")
+    except ValueError as error:
+        raise UsageError(f"{variable} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise UsageError(f"{variable} is not a JSON object")
+    return given
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return both objects as one, in which the second one takes precedence."""
+    merged = {**first, **second}
+    for name in first.keys() & second.keys():
+        if isinstance(first[name], dict) and isinstance(second[name], dict):
+            merged[name] = _merged(first[name], second[name])
+    return merged
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _document(path: Path, text: bytes | None) -> dict[str, Any]:
-    """Parse a user's file. Raises UsageError."""
-    try:
-        document = json.loads(text) if text and text.strip() else {}
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} is not a JSON object")
-    return document
-
-
-def _entry(path: Path, document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return an object in a document, which is created if it is missing. Raises UsageError."""
-    entry = document.setdefault(name, {})
-    if not isinstance(entry, dict):
-        raise UsageError(f"{path}: {name} is not a JSON object")
-    return entry
 
 
 def _npm(package: str) -> str:
