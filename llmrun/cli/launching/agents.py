@@ -119,7 +119,9 @@ def _claude(served: Served, _environment: Mapping[str, str]) -> SetUp:
         "ANTHROPIC_CUSTOM_HEADERS",
         "ANTHROPIC_SMALL_FAST_MODEL",
     )
-    return SetUp(variables=variables, removed=removed)
+    # In auto mode, the model would judge its own commands, with a prompt of more than 30,000 tokens for each command.
+    settings = {"permissions": {"disableAutoMode": "disable"}}
+    return SetUp(("--settings", _json(settings)), variables, removed)
 
 
 def _opencode(served: Served, environment: Mapping[str, str]) -> SetUp:
