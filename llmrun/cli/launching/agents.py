@@ -46,13 +46,6 @@ class OwnFile(Struct, frozen=True):
     text: str
 
 
-class EntryEdit(Struct, frozen=True):
-    """One entry of a user's file, changed while the agent runs."""
-
-    path: Path  # the file may be missing
-    changed: Callable[[bytes | None], bytes]  # the new contents; raises UsageError if the file is not understood
-
-
 class SetUp(Struct, frozen=True):
     """How to start an agent."""
 
@@ -60,7 +53,6 @@ class SetUp(Struct, frozen=True):
     variables: Mapping[str, str] = {}  # set in the agent's environment
     removed: tuple[str, ...] = ()  # variables that the agent must not inherit
     files: tuple[OwnFile, ...] = ()
-    edits: tuple[EntryEdit, ...] = ()
 
 
 class Agent(Struct, frozen=True):
@@ -71,6 +63,7 @@ class Agent(Struct, frozen=True):
     first_prompt: int  # tokens of its first prompt, with Qwen's vocabulary
     context: int  # the smallest sensible context, in tokens
     set_up: Callable[[Served, Mapping[str, str]], SetUp]  # the second argument is the environment
+    tools: bool = True  # whether the agent needs a model that can call tools
 
 
 def _codex(served: Served, _environment: Mapping[str, str]) -> SetUp:
@@ -291,7 +284,7 @@ _ALL: Final = (
     Agent("codex", "Codex", "codex", _npm("@openai/codex"), 8600, 16_384, _codex),
     Agent("claude", "Claude Code", "claude", _npm("@anthropic-ai/claude-code"), 19_000, 32_768, _claude),
     Agent("opencode", "opencode", "opencode", _npm("opencode-ai"), 7200, 16_384, _opencode),
-    Agent("aider", "aider", "aider", "uv tool install aider-chat", 600, 8192, _aider),
+    Agent("aider", "aider", "aider", "uv tool install aider-chat", 600, 8192, _aider, tools=False),
     Agent("cline", "Cline", "cline", _npm("cline"), 5300, 16_384, _cline),
     Agent("continue", "Continue", "cn", _npm("@continuedev/cli"), 1800, 8192, _continue),
     Agent("pi", "pi", "pi", _npm("@mariozechner/pi-coding-agent"), 1300, 8192, _pi),
