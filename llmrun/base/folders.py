@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -41,6 +42,7 @@ _DATA = {
     "conversations": "conversations of chat, and their saved states",
     "history.jsonl": "lines typed in chat",
     "history.lock": "lock of history.jsonl",
+    "launch": "servers for agents, and files that connect agents to them",
     "logs": "logged answers (see llmrun logs)",
     "bench": "runs saved with bench --save",
     "tools": "tools that you marked as safe",
@@ -174,6 +176,56 @@ def refuse_utf_16(data: bytes, where: str) -> None:
 def is_recent(at: float) -> bool:
     """Return whether a stored figure is less than a month old, given its time in seconds since 1970."""
     return 0 <= time.time() - at < _MONTH_S
+
+
+def problem_with_private(path: Path, status: os.stat_result) -> tuple[str, str]:
+    """Return why a folder is not private to this user and what to do, or two empty texts.
+
+    status  the status of the folder itself; if it is that of a link, the link is the problem
+    """
+    if not stat.S_ISDIR(status.st_mode):
+        return "not a folder, or a link to one", f"remove {path}"
+    if sys.platform != "win32":  # on Windows, the user's folders are private, and there are no mode bits
+        if status.st_uid != os.geteuid():
+            return (
+                f"it belongs to user {status.st_uid}",
+                "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders of your own",
+            )
+        if status.st_mode & 0o077:
+            return f"other users may access it (mode {stat.S_IMODE(status.st_mode):04o})", f"chmod 700 {path}"
+    return "", ""
+
+
+def private_folder(path: Path) -> Path:
+    """Create a folder that only this user may enter, and return its path. Raises OSError.
+
+    Raises UsageError if the folder exists and is a link, belongs to another user, or is accessible to others.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    problem, hint = problem_with_private(path, path.lstat())
+    if problem:
+        raise UsageError(f"cannot use the folder {path}: {problem}", hint=hint)
+    return path
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user may read, atomically, after its contents have reached the disk. Raises OSError.
+
+    An existing link is replaced, not followed.
+    """
+    import tempfile  # imported here because most runs do not need this module
+
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open file descriptors
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -18,7 +18,6 @@ import re
 import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import decoded_text
+from llmrun.base.folders import decoded_text, write_private
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.serving.exchanges import exchange_of
 from llmrun.serving.options import ServingOptions
@@ -126,13 +125,7 @@ def kept_secret(folder: Path) -> bytes:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            descriptor, name = tempfile.mkstemp(dir=folder)  # only this user may read the file
-            try:
-                with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open file descriptors
-                    file.write(secrets.token_bytes(_SECRET_BYTES))
-                Path(name).replace(path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            write_private(path, secrets.token_bytes(_SECRET_BYTES))
         secret = path.read_bytes()
     except OSError as error:
         raise UsageError(f"--save-prefixes: {error.filename or path}: {error.strerror}") from None

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import cache_folder, config_file, data_folder, decoded_text, write_whole
+from llmrun.base.folders import (
+    cache_folder,
+    config_file,
+    data_folder,
+    decoded_text,
+    private_folder,
+    write_private,
+    write_whole,
+)
 
 
 @given(st.text())
@@ -65,3 +73,23 @@ def test_a_missing_home_is_one_clear_error(find: Callable[[], Path], monkeypatch
     with pytest.raises(UsageError, match=r"^this user has no home directory$") as refused:
         find()
     assert "HOME" in refused.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mode bits")
+def test_private_files_and_folders_belong_to_one_user(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "new" / "own")
+    assert private_folder(folder) == folder
+    secret = folder / "secret"
+    secret.symlink_to(tmp_path / "elsewhere")
+    write_private(secret, b"1")
+    write_private(secret, b"22")
+    assert (secret.is_symlink(), secret.read_bytes()) == (False, b"22")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, secret)] == [0o700, 0o600]
+    assert [*folder.iterdir()] == [secret]
+    assert not (tmp_path / "elsewhere").exists()
+    folder.chmod(0o750)
+    with pytest.raises(UsageError, match=r"other users may access it \(mode 0750\)"):
+        private_folder(folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(UsageError, match="not a folder, or a link to one"):
+        private_folder(tmp_path / "link")

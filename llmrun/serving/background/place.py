@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.base.folders import O_NOFOLLOW, O_NONBLOCK, cache_folder
+from llmrun.base.folders import O_NOFOLLOW, O_NONBLOCK, cache_folder, problem_with_private
 from llmrun.base.machine.processor import boot_id
 
 _RUNTIME = Path("/run/user")  # with a folder for each user who is logged in, which systemd removes at logout
@@ -81,11 +81,7 @@ def open_folder(*, create: bool) -> Folder | None:
         reason = "not a folder, or a link to one" if is_other else error.strerror or str(error)
         raise _unusable(culprit, reason) from error
     found = os.fstat(descriptor)
-    problem = hint = ""
-    if found.st_uid != _user():
-        problem, hint = f"it belongs to user {found.st_uid}", "set LLMRUN_CACHE_DIR to a folder of your own"
-    elif found.st_mode & 0o077:
-        problem, hint = f"other users may access it (mode {stat.S_IMODE(found.st_mode):04o})", f"remove {path}"
+    problem, hint = problem_with_private(path, found)
     if problem:
         os.close(descriptor)
         raise _unusable(path, problem, hint=hint)
@@ -188,7 +184,7 @@ class Folder:
 
         kind  "log" for the names of the files to which engines write errors, and which they remove at their end
         """
-        computer = _computer()
+        computer = this_computer()
         found = [_FILE.fullmatch(file) for file in self._files()]
         return sorted(match[1] for match in found if match and match[2] == kind and match[1].startswith(computer))
 
@@ -512,10 +508,11 @@ def _peer(connection: socket.socket) -> tuple[int | None, int | None]:
 
 def socket_name(key: str) -> str:
     """Return 16 hexadecimal digits that identify this computer, its current boot and the key."""
-    return _computer() + _digits(key, 16 - _COMPUTER_DIGITS)
+    return this_computer() + _digits(key, 16 - _COMPUTER_DIGITS)
 
 
-def _computer() -> str:
+def this_computer() -> str:
+    """Return the digits with which the names of this computer begin since its current boot."""
     return _digits(f"{boot_id()}\0{socket.gethostname()}", _COMPUTER_DIGITS)
 
 
