@@ -107,6 +107,7 @@ class CatalogEntry(Struct, frozen=True):
     seen         where and when the metadata of the files was looked up
     active       the number of weights that each token uses, in mixtures of experts; None for all of them
     recommended  True for the general models from which `llmrun fit` chooses those that suit a machine
+    agents       True for the models from which `llmrun launch` chooses: they write code and call tools
     """
 
     name: str
@@ -124,6 +125,7 @@ class CatalogEntry(Struct, frozen=True):
     seen: str = ""
     active: int | None = None
     recommended: bool = False
+    agents: bool = False
 
     @property
     def family(self) -> str:
@@ -319,8 +321,9 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
         facts["parameters"] = keys.count("parameters")
     if "active" in keys.left:
         facts["active"] = keys.count("active")
-    if "recommended" in keys.left:
-        facts["recommended"] = keys.take("recommended", bool, "true or false")
+    for key in ("recommended", "agents"):
+        if key in keys.left:
+            facts[key] = keys.take(key, bool, "true or false")
     if "seen" in keys.left:
         facts["seen"] = keys.line("seen")
     repository = keys.repository() if "repository" in keys.left else None

@@ -7,7 +7,7 @@ machine are estimated from the catalogue and the memory bandwidth. docs/memory.m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -64,10 +64,19 @@ def recommended(resources: Resources) -> list[Recommended]:
 
     Toys are recommended only if no larger model fits.
     """
+    fitting = fitting_ones(resources, _is_recommended)
+    return chosen([each for each in fitting if (each.entry.weights or 0) >= _TOY] or fitting)
+
+
+def _is_recommended(entry: CatalogEntry) -> bool:
+    return entry.recommended
+
+
+def fitting_ones(resources: Resources, accept: Callable[[CatalogEntry], bool]) -> list[Candidate]:
+    """Return the models of the catalogue that `accept` selects and that fit this machine."""
     if resources.memory is None:
         resources = replace(resources, memory=available_memory())
-    fitting = [each for each in candidates(resources) if _fits(each, resources)]
-    return chosen([each for each in fitting if (each.entry.weights or 0) >= _TOY] or fitting)
+    return [each for each in candidates(resources, accept) if _fits(each, resources)]
 
 
 def _fits(model: Candidate, resources: Resources) -> bool:
@@ -104,12 +113,12 @@ def _weights(model: Candidate) -> float:
     return model.entry.weights or 0.0
 
 
-def candidates(resources: Resources) -> list[Candidate]:
-    """Return the catalogue's recommended models, with their memory and speed on this machine."""
+def candidates(resources: Resources, accept: Callable[[CatalogEntry], bool] = _is_recommended) -> list[Candidate]:
+    """Return the models of the catalogue that `accept` selects, with their memory and speed on this machine."""
     catalog = load_catalog()
     here = copies(catalog)
     found = []
-    for entry in (entry for entry in catalog.entries() if entry.recommended):
+    for entry in filter(accept, catalog.entries()):
         names = [entry.name_with(quant) for quant in (entry.default, *entry.quants)]
         copy = next((model for name in names if (model := here.get(name.lower()))), None)
         made = _from_header(entry, copy, resources) if copy is not None else None
