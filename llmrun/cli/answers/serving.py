@@ -39,6 +39,7 @@ from llmrun.options.settings import Settings, load_presets, with_model
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files, run_server
+from llmrun.serving.leases import ServerFacts, ServerPlace
 from llmrun.serving.models.known import (
     KnownModel,
     KnownModels,
@@ -88,6 +89,9 @@ def serve_models(
     tell_of_too_many_threads(settings)
     allow_open_files(options.limits.connections)
     with ExitStack() as held:
+        place = None if flags.leases is None else ServerPlace(flags.leases)
+        if place is not None:
+            held.enter_context(place.served())
         given: list[tuple[KnownModel, ModelFiles]] = []
         for named in (with_model(settings, name) for name in names):
             preset = None if named.preset is None else _without_prompt(named.preset)
@@ -98,7 +102,7 @@ def serve_models(
         if given:
             held.enter_context(smaller_ones_named(given[0][1].found.entry))
         opener = _Opener(flags, settings, given, template, options)
-        asyncio.run(_serve(flags, settings, upstreams, options, limits, listening, tls, opener))
+        asyncio.run(_serve(flags, settings, upstreams, options, limits, listening, tls, opener, place))
 
 
 class _Opener:
@@ -229,6 +233,7 @@ async def _serve(
     listening: socket.socket,
     tls: ssl.SSLContext | None,
     opener: _Opener,
+    place: ServerPlace | None,
 ) -> None:
     known = KnownModels(opener.given, models_in_store, catalogue_name, [*_presets()])
     if is_stand_in(settings.backend) or not opener.given:
@@ -251,8 +256,11 @@ async def _serve(
         opener.end_loading()
         for line in _banner(models, given_upstreams, url, flags.parallel, bool(options.keys)):
             out.fields([line])
+        if place is not None:
+            place.announce(_facts(models, url))
 
     signals, show_control_echo = StopSignals(), hide_control_echo()
+    ending = None if place is None else asyncio.create_task(place.end_unused(signals.receive))
     try:
         with signals.installed():
             await run_server(
@@ -266,7 +274,19 @@ async def _serve(
                 upstreams=upstreams,
             )
     finally:
+        if ending is not None:
+            ending.cancel()
         show_control_echo()
+
+
+def _facts(models: Models, url: str) -> ServerFacts:
+    """Return how to reach the server's first model, for those who hold leases."""
+    known = models.known.given[0]
+    process = models.process_of(known)
+    assert process is not None
+    assert process.facts is not None
+    facts = process.facts
+    return ServerFacts(url.removesuffix("/v1"), known.name, facts.info.context_size, facts.takes_tools)
 
 
 def _url(host: str, bound: tuple[Any, ...], is_tls: bool) -> str:

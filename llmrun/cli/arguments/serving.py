@@ -139,6 +139,7 @@ class ServeFlags:
     rpc: options.Rpc = None
     rpc_anyway: options.RpcAnyway = None
     speculate: options.Speculate = None
+    leases: Annotated[Path | None, typer.Option("--leases", hidden=True)] = None  # for `llmrun launch`
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
