@@ -54,7 +54,7 @@ def texts_of(found: SetUp) -> set[str]:
     return {text for setting in settings for text in read(setting)}
 
 
-@pytest.fixture(params=AGENTS.values(), ids=AGENTS.keys())
+@pytest.fixture(params=[*AGENTS.values()], ids=[*AGENTS])
 def agent(request: pytest.FixtureRequest) -> Agent:
     found: Agent = request.param
     return found
@@ -86,7 +86,7 @@ def test_files_are_below_the_folder_of_the_run(agent: Agent) -> None:
 
 
 def test_the_users_settings_do_not_change_the_set_up(agent: Agent) -> None:
-    others = {name: "another provider" for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY")}
+    others = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY"), "another provider")
     assert set_up(agent, **others) == set_up(agent)
 
 
