@@ -23,6 +23,7 @@ NOT_RUN = {
     r"^(CMAKE_ARGS=\S+ )?pip |^(sudo|hf|tar|cmake|trap|ln|rpc/bin/ggml-rpc-server|ray|vulkaninfo|lm_eval)\b": (
         "installs or runs another program"
     ),
+    r"^llmrun launch [a-z]": "needs an agent and a better model; tests/cli/launching has stand-ins",
     r"^docker\b": "needs Docker; scripts/try_container runs the image",
     r"^(gh|git (switch|tag)|pypi-attestations|sha256sum)\b": "needs a release",
     r"^LLAMA_CPP_LIB_PATH=": "needs packages that the tests do not install",

@@ -37,7 +37,7 @@ def listed(text: str) -> dict[str, list[str]]:
 
 def test_the_help_lists_the_commands_in_their_order() -> None:
     assert listed(llmrun("--help-all").stdout.decode()) == {
-        "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank", "ps", "stop", "why"],
+        "Run models": ["chat, run", "generate", "serve", "launch", "batch", "embed", "rerank", "ps", "stop", "why"],
         "Find and fit models": ["fit", "search", "pull", "import"],
         "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "preset", "conversations", "logs"],
         "Help": ["doctor", "completion", "help"],
@@ -51,7 +51,7 @@ def test_the_short_help_describes_everyday_commands_and_names_the_others() -> No
     described = listed(llmrun("--help").stdout.decode())
     rare = " ".join(described.pop("More commands")).split(", ")
     assert described == {
-        "Run models": ["chat, run", "generate", "serve", "batch"],
+        "Run models": ["chat, run", "generate", "serve", "launch"],
         "Find and fit models": ["fit", "search", "pull", "import"],
         "Manage files": ["list, ls", "show", "rm, remove"],
         "Help": ["doctor"],

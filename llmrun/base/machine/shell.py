@@ -34,6 +34,28 @@ def with_variable(name: str, value: str, command: Sequence[str]) -> str:
     return f'$env:{name}="{value}"; {words(command)}'
 
 
+def setting(name: str, value: str) -> str:
+    """Return a command that sets an environment variable for this shell session."""
+    if sys.platform != "win32":
+        return f"export {name}={shlex.quote(value)}"
+    return f"$env:{name} = {_literal(value)}"
+
+
+def writing(path: Path, text: str) -> list[str]:
+    """Return commands that write a text file with a final newline, and create its folder."""
+    if sys.platform != "win32":
+        folder, file = (shlex.quote(str(each)) for each in (path.parent, path))
+        return [f"mkdir -p {folder}", f"printf '%s\\n' {shlex.quote(text)} > {file}"]
+    file = _literal(str(path))
+    return [f"New-Item -Force {file} > $null", f"Set-Content -LiteralPath {file} -Value {_literal(text)}"]
+
+
+def _literal(text: str) -> str:
+    """Quote a text for PowerShell so that nothing in it is expanded."""
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
+
+
 def another_folder(variable: str) -> str:
     """Return a command that sets an environment variable to a private folder for this shell session.
 

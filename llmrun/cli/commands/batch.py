@@ -30,7 +30,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import AnswerFlags, parse_template_variables, takes_answer_flags
 from llmrun.cli.arguments.prompts import STDIN, read_text
 
-LISTING = {"heading": "Run models", "place": 13}
+LISTING = {"heading": "Run models", "place": 100}
 
 
 @takes_answer_flags(but=("seed", "hide_thinking", "stream", "stats", "keep_alive", "warm"))

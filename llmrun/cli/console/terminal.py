@@ -172,6 +172,23 @@ def keep_output_at_ctrl_c(*, echo: bool = True) -> Callable[[], None]:
     return _set_modes(hidden | termios.NOFLSH, termios.NOFLSH)
 
 
+def saved_modes() -> Callable[[], None]:
+    """Return a function that restores all present modes of the terminal of stdin, after another program has used it."""
+    if sys.platform == "win32" or not _owns_terminal():
+        return lambda: None
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def restore() -> None:
+        if _owns_terminal():
+            with suppress(termios.error, OSError):
+                termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+    return restore
+
+
 def discard_typed_input() -> None:
     """Discard unread input from the terminal of stdin, as terminals do at Ctrl-C by default."""
     if _owns_terminal():

@@ -235,12 +235,16 @@ class Header:
     @property
     def mentions_tools(self) -> bool:
         """True if the template mentions tools, in which case the model can probably call tools."""
-        return _TOOLS.search(self.template) is not None
+        return mentions_tools(self.template)
 
     @property
     def mentions_thinking(self) -> bool:
         """True if the template mentions thinking, in which case the model can probably think."""
         return _THINKING.search(self.template) is not None
+
+
+def mentions_tools(template: str) -> bool:
+    return _TOOLS.search(template) is not None
 
 
 def glance_at(known: KnownModel) -> Glance:

@@ -36,6 +36,8 @@ def test_windows_has_other_words() -> None:
     assert shell.remove(Path("a folder")) == 'Remove-Item -Recurse "a folder"'
     assert shell.words(["python", "-m", "a b"]) == 'python -m "a b"'
     assert shell.words(["C:\\a b\\python.exe", "-m"]) == '& "C:\\a b\\python.exe" -m'
+    assert shell.setting("A", "$b 'c'") == "$env:A = '$b ''c'''"
+    assert shell.writing(Path("a/b"), "$c 'd'")[1].endswith(" -Value '$c ''d'''")
     assert shell.quoted('$a "b" `c`') == '"`$a `"b`" ``c``"'
 
 
@@ -45,3 +47,17 @@ def test_a_variable_is_set_for_one_command() -> None:
     command = shell.with_variable("A", "-x='1 2'", [sys.executable, "-c", "import os; print(os.environ['A'])"])
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "-x='1 2'\n"
+
+
+_SHOW = "import os; print(os.environ['A'], end='')"
+
+
+@pytest.mark.parametrize("text", ["", "$HOME `id` 'a' \"b\"\n%s \\n"])
+def test_settings_and_files_keep_every_character(tmp_path: Path, text: str) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX shell")
+    path = tmp_path / "a folder" / "file"
+    commands = [shell.setting("A", text), *shell.writing(path, text), shell.words([sys.executable, "-c", _SHOW])]
+    done = subprocess.run(["sh", "-ec", "\n".join(commands)], capture_output=True, text=True, check=True)
+    assert done.stdout == text
+    assert path.read_text() == f"{text}\n"
