@@ -51,6 +51,7 @@ class Page(NamedTuple):
     place     the sort key of the command in `llmrun --help`, in ascending order; headings follow their first command
     aliases   other names of the command
     extra     the hint to show for too many arguments and for an unknown subcommand, or ""
+    unknown   the hint to show for an unknown option, or ""
     """
 
     help: str
@@ -59,6 +60,7 @@ class Page(NamedTuple):
     place: int
     aliases: tuple[str, ...]
     extra: str
+    unknown: str
 
     @property
     def summary(self) -> str:
@@ -142,6 +144,7 @@ def page_of(name: str) -> Page:
         values.get("place", _LAST),
         values.get("aliases", ()),
         values.get("extra", ""),
+        values.get("unknown", ""),
     )
 
 
@@ -157,7 +160,7 @@ def load(name: str) -> Any:
         _accept_debug(each)
     page = page_of(name)
     command.name, command.help, command.epilog = name, page.help, page.examples
-    command.extra_hint = page.extra
+    command.extra_hint, command.unknown_hint = page.extra, page.unknown
     if page.aliases:
         also = ", ".join(f"llmrun {alias}" for alias in page.aliases)
         command.help += f"\n\nAlso: {also}."

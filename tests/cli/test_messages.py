@@ -73,6 +73,7 @@ def test_foreign_errors_are_one_sentence(error: Exception, sentence: str, code: 
     assert (message.sentence, message.exit_code) == (sentence, code)
 
 
+AGENT_ARGUMENTS = "write the agent's own arguments after --, as in `llmrun launch pi -- --help`"
 UNMAPPED = "libopenblas.so: failed to map segment from shared object"
 
 
@@ -137,6 +138,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
     [
         ("generate --seeed 1", "--seeed: no such option", "did you mean --seed?"),
         ("generate --zzz", "--zzz: no such option", "see llmrun generate --help"),
+        ("launch claude --zzz", "--zzz: no such option", AGENT_ARGUMENTS),
         ("version", "no such command 'version'", "`llmrun --version`"),
         ("qwen3:4b hello", "no such command 'qwen3:4b'", NO_COMMAND),
         ("-m qwen3:4b hello", "-m: no such option", NO_COMMAND),

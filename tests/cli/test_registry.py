@@ -66,7 +66,7 @@ def test_the_text_of_a_file_says_what_its_module_says(name: str) -> None:
     module, page = import_module(f"llmrun.cli.commands.{name}"), page_of(name)
     text, _, examples = inspect.cleandoc(module.__doc__ or "").partition("\n\nExamples:\n")
     assert (page.help, page.examples) == (text, inspect.cleandoc(examples))
-    optional = {"aliases": page.aliases, "extra": page.extra}
+    optional = {"aliases": page.aliases, "extra": page.extra, "unknown": page.unknown}
     given = {key: value for key, value in optional.items() if value}
     assert {"heading": page.heading, "place": page.place, **given} == module.LISTING
     assert load(name).name == name

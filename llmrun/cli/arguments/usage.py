@@ -65,11 +65,13 @@ _HELP_ALL = TyperOption(
 class _InOurWords:
     """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` contains one example per line.
 
-    extra_hint  the hint to show for too many arguments and for an unknown subcommand, or "" for the usual hint
+    extra_hint    the hint to show for too many arguments and for an unknown subcommand, or "" for the usual hint
+    unknown_hint  the same for an unknown option
     """
 
     epilog: str | None
     extra_hint = ""
+    unknown_hint = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Convert errors here, because the parser's errors do not name the command."""
@@ -223,6 +225,8 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
         elif near := _nearest(str(option), context.command.params if context else ()):
             *others, last = near
             hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
+        elif context:
+            hint = context.command.unknown_hint or hint
     elif option is not None:
         sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:

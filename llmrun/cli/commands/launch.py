@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
     from llmrun.serving.leases import ServerPlace
 
-LISTING = {"heading": "Run models", "place": 13}
+LISTING = {
+    "heading": "Run models",
+    "place": 13,
+    "unknown": "write the agent's own arguments after --, as in `llmrun launch pi -- --help`",
+}
 _HEADER = ("AGENT", "NAME", "INSTALLED", "INSTALL IT WITH")
 _DROPPABLE = (("NAME",), ("INSTALL IT WITH",))  # columns to drop on narrow terminals
 _WORTH_SAVING = 2000  # tokens; shorter prompts are processed quickly
