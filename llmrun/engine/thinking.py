@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -441,7 +441,7 @@ class AnswerReader(Protocol):
     @property
     def text_call(self) -> TextCallDecoder | None: ...
 
-    def add(self, name: str, arguments: str) -> tuple[ToolCallDelta, ...]: ...
+    def add(self, calls: Iterable[tuple[str, str]]) -> tuple[ToolCallDelta, ...]: ...
 
     def feed(self, text: str) -> list[str | ToolCallDelta]: ...
 
@@ -531,11 +531,11 @@ class ThinkingDecoder:
     def finish(self) -> Split:
         """End an answer that the model has completed, and return the buffered text, up to a stop string in it.
 
-        If the whole answer is a tool call in plain JSON, return the call instead of the text.
+        If the whole answer consists of tool calls in plain JSON, return the calls instead of the text.
         """
         rest = self._rest()
-        if self._reader and self._text_call and self.stopped_by is None and (call := self._text_call.finish()):
-            return replace(rest, calls=self._reader.add(*call))
+        if self._reader and self._text_call and self.stopped_by is None and (calls := self._text_call.finish()):
+            return replace(rest, calls=self._reader.add(calls))
         return self._with_held_text(rest)
 
     def cut(self) -> Split:
@@ -543,7 +543,7 @@ class ThinkingDecoder:
         return self._with_held_text(self._rest())
 
     def _without_possible_call(self, split: Split) -> Split:
-        """Hold the answer back while it may be a tool call in plain JSON."""
+        """Hold the answer back while it may consist of tool calls in plain JSON."""
         if self._text_call is None:
             return split
         split = replace(split, answer=self._text_call.feed(split.answer))

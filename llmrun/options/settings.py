@@ -258,7 +258,7 @@ class Settings:
 
     @property
     def text_calls(self) -> bool:
-        """True if an answer that consists only of a tool call in plain JSON is treated as a call."""
+        """True if an answer that consists only of tool calls in plain JSON is treated as calls."""
         return self.tool_text != "off"
 
     @property

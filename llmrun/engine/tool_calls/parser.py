@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import ToolCallDelta
@@ -29,7 +29,7 @@ class CallDecoder:
 
     placeholders  maps the ids of control tokens to the characters that stand for them in the text
     complete      the number of complete calls
-    text_call     recognizes an answer that consists only of a call in plain JSON, or None if such an answer is text
+    text_call     recognizes an answer that consists only of calls in plain JSON, or None if such an answer is text
     """
 
     def __init__(
@@ -73,11 +73,14 @@ class CallDecoder:
         self._reader.ended = True
         return self._advance()
 
-    def add(self, name: str, arguments: str) -> tuple[ToolCallDelta, ...]:
-        """Add a complete call that the model has written in plain JSON. Returns the pieces of the call."""
-        begun = self._first_piece(name, self._format.id_of(name, str(self._format.first_index)))
-        self.complete += 1
-        return begun, ToolCallDelta(begun.index, arguments=arguments)
+    def add(self, calls: Iterable[tuple[str, str]]) -> tuple[ToolCallDelta, ...]:
+        """Add complete calls that the model has written in plain JSON. Returns the pieces of the calls."""
+        pieces: list[ToolCallDelta] = []
+        for number, (name, arguments) in enumerate(calls, self._format.first_index):
+            begun = self._first_piece(name, self._format.id_of(name, str(number)))
+            pieces += begun, ToolCallDelta(begun.index, arguments=arguments)
+            self.complete += 1
+        return tuple(pieces)
 
     def _advance(self) -> list[str | ToolCallDelta]:
         if next(self._reading, self) is None:

@@ -328,16 +328,17 @@ class ModelTools:
         calls = spelled_tools(found, placeholders, self._tokenizer.end_of_generation)
         tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
+        text_call = self._text_call(prompt, tools, parallel=prompt.parallel_tool_calls and found.parallel)
         # Hashing the number of messages keeps new ids distinct from the ids of earlier answers.
-        return thinking, CallDecoder(calls, tools, str(len(prompt.messages)), self._text_call(prompt, tools)), wanted
+        return thinking, CallDecoder(calls, tools, str(len(prompt.messages)), text_call), wanted
 
     def close(self) -> None:
         """End the process that validates arguments. Idempotent."""
         if self._validation is not None:
             self._validation.close()
 
-    def _text_call(self, prompt: ChatPrompt, tools: Sequence[Tool]) -> TextCallDecoder | None:
-        """Return the decoder for an answer that is a call written as text, or None if no answer is to become one."""
+    def _text_call(self, prompt: ChatPrompt, tools: Sequence[Tool], *, parallel: bool) -> TextCallDecoder | None:
+        """Return the decoder for answers that are calls written as text, or None if no answer is to become calls."""
         if not self._text_calls or prompt.tool_choice != AUTO:
             return None
         from llmrun.engine.tool_calls.text_calls import TextCallDecoder
@@ -351,7 +352,7 @@ class ModelTools:
             for name, text in texts.items()
             if len(text) <= _LONGEST_SCHEMA and self._failures[_digest(text)] < _MOST_FAILURES
         }
-        return TextCallDecoder(usable, self._is_valid)
+        return TextCallDecoder(usable, self._is_valid, parallel=parallel)
 
     def _is_valid(self, arguments: str, schema: str) -> bool:
         """Return True if arguments match the whole schema of a tool, which is untrusted.

@@ -1,15 +1,15 @@
-"""Recognizes answers that consist only of one tool call, in plain JSON instead of the model's own format.
+"""Recognizes answers that consist only of tool calls, in plain JSON instead of the model's own format.
 
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
 
-The object may be inside a code fence. Some models, such as Qwen2.5-Coder, write calls in this form although their chat
+The objects may be inside code fences. Some models, such as Qwen2.5-Coder, write calls in this form although their chat
 templates describe another form.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llmrun.engine.constraint.strict_json import parse, parse_unique
 from llmrun.engine.tool_calls.reader import Malformed, Reader, Reading
@@ -28,21 +28,25 @@ _SCALAR = re.compile(
 
 
 class TextCallDecoder:
-    """Holds an answer back while the answer may still become a call in plain JSON.
+    """Holds an answer back while the answer may still become calls in plain JSON.
 
     The calls that `finish` returns do not depend on how the text is split into chunks.
     """
 
-    def __init__(self, schemas: Mapping[str, str], is_valid: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, schemas: Mapping[str, str], is_valid: Callable[[str, str], bool], *, parallel: bool = True
+    ) -> None:
         """Create a decoder for one answer.
 
         schemas   the JSON schema of the arguments of each tool, by the tool's name
         is_valid  a function that returns whether a JSON text matches a schema, which is also a JSON text
+        parallel  False if an answer with several calls is text
         """
         self._schemas = schemas
         self._is_valid = is_valid
+        self._parallel = parallel
         self._reader = Reader()
-        self._call: tuple[str, str] | None = None
+        self._calls: list[tuple[str, str]] = []
         self._may_be_call = True
         self._reading = self._answer()
 
@@ -59,17 +63,17 @@ class TextCallDecoder:
         self._may_be_call = False
         return held
 
-    def finish(self) -> tuple[str, str] | None:
-        """End a complete answer. Returns the tool's name and the arguments as JSON text, or None without a call."""
+    def finish(self) -> Sequence[tuple[str, str]]:
+        """End a complete answer. Returns the tool's name and the arguments, as JSON text, of each call."""
         self._reader.ended = True
-        if not self._may_be_call or not self._advance() or self._call is None:
-            return None
-        name, arguments = self._call
+        if not self._may_be_call or not self._advance():
+            return ()
         try:
-            parse_unique(arguments)  # if a key occurs twice, JSON parsers disagree about its value
+            for _, arguments in self._calls:
+                parse_unique(arguments)  # if a key occurs twice, JSON parsers disagree about its value
         except ValueError:
-            return None
-        return self._call if self._is_valid(arguments, self._schemas[name]) else None
+            return ()
+        return self._calls if all(self._is_valid(each, self._schemas[name]) for name, each in self._calls) else ()
 
     def _advance(self) -> bool:
         """Read the new text. Returns False if the answer is not a call."""
@@ -80,23 +84,27 @@ class TextCallDecoder:
         return True
 
     def _answer(self) -> Reading[None]:
-        """Read the whole answer. Raises Malformed as soon as the answer cannot become a call."""
+        """Read the whole answer. Raises Malformed as soon as the answer cannot become calls."""
         reader = self._reader
         yield from reader.skip_space()
-        fence = yield from reader.pattern(_FENCE)
-        if fence:
-            if len(fence) < _SHORTEST_FENCE:
-                raise Malformed("not a code fence")
-            yield from reader.pattern(_LANGUAGE)
-        call = yield from self._object()
-        yield from reader.skip_space()
-        if not (yield from reader.begins(fence)):
-            raise Malformed("the code fence does not end")
-        reader.at += len(fence)
-        yield from reader.skip_space()
-        if reader.at < len(reader.text):
-            raise Malformed("text follows the call")
-        self._call = call
+        while not self._calls or reader.at < len(reader.text):
+            fence = yield from reader.pattern(_FENCE)
+            if fence:
+                if len(fence) < _SHORTEST_FENCE:
+                    raise Malformed("not a code fence")
+                yield from reader.pattern(_LANGUAGE)
+            yield from self._call()
+            while fence and not (yield from reader.begins(fence)):
+                yield from self._call()
+            reader.at += len(fence)
+            yield from reader.skip_space()
+
+    def _call(self) -> Reading[None]:
+        """Read a call, and the whitespace after it. Raises Malformed."""
+        if self._calls and not self._parallel:
+            raise Malformed("a second call")
+        self._calls.append((yield from self._object()))
+        yield from self._reader.skip_space()
 
     def _object(self) -> Reading[tuple[str, str]]:
         """Read the object with the name and the arguments, in any order."""

@@ -1,4 +1,4 @@
-"""Tests of answers that consist only of one tool call in plain JSON."""
+"""Tests of answers that consist only of tool calls in plain JSON."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def accepts(arguments: str, schema: str) -> bool:
     return schema == "{}"
 
 
-def read(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, tuple[str, str] | None]:
-    """Return the text and the call of an answer that arrives in chunks. The sizes of the chunks repeat."""
-    decoder = TextCallDecoder(SCHEMAS, accepts)
+def read(text: str, sizes: Sequence[int] = (1,), *, parallel: bool = True) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text and the calls of an answer that arrives in chunks. The sizes of the chunks repeat."""
+    decoder = TextCallDecoder(SCHEMAS, accepts, parallel=parallel)
     shown, at, turn = "", 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
         shown += decoder.feed(text[at : at + size])
         at, turn = at + size, turn + 1
-    call = decoder.finish()
-    return shown + decoder.release() if call is None else shown, call
+    calls = [*decoder.finish()]
+    return shown if calls else shown + decoder.release(), calls
 
 
 def held(text: str) -> str:
@@ -70,7 +70,27 @@ def held(text: str) -> str:
 )
 def test_one_object_is_a_call(text: str, arguments: str) -> None:
     for sizes in ((1,), (3, 2), (len(text),)):
-        assert read(text, sizes) == ("", ("get", arguments))
+        assert read(text, sizes) == ("", [("get", arguments)])
+
+
+GET, GET_ALL = '{"name": "get", "arguments": {"a": 1}}', '{"name": "get_all", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{GET}\n{GET_ALL}",
+        f"{GET}{GET_ALL}\n",
+        f"```json\n{GET}\n{GET_ALL}\n```",
+        f"```json\n{GET}\n```\n\n```json\n{GET_ALL}\n```\n",
+        f"~~~\n{GET}~~~{GET_ALL}",
+    ],
+)
+def test_several_objects_are_several_calls(text: str) -> None:
+    """Qwen2.5-Coder writes the first and the third form, with one fence for all calls or one for each."""
+    for sizes in ((1,), (3, 2), (len(text),)):
+        assert read(text, sizes) == ("", [("get", '{"a": 1}'), ("get_all", "{}")])
+        assert read(text, sizes, parallel=False) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +113,12 @@ def test_one_object_is_a_call(text: str, arguments: str) -> None:
         '{"name": "g\\u0065t", "arguments": {}}',
         '{"name": "get", "arguments": {}}.',
         'Here: {"name": "get", "arguments": {}}',
-        '{"name": "get", "arguments": {}}{"name": "get", "arguments": {}}',
+        '{"name": "get", "arguments": {}}{"name": "other", "arguments": {}}',
+        '{"name": "get", "arguments": {}}, {"name": "get", "arguments": {}}',
+        '{"name": "get", "arguments": {}}\n{"name": "now", "arguments": {}}',
+        '{"name": "get", "arguments": {}}\n{"name": "get", "arguments": {"a": 1, "a": 1}}',
+        '{"name": "get", "arguments": {}}\nThat was the first call.\n{"name": "get", "arguments": {}}',
+        '```json\n{"name": "get", "arguments": {}}\n```\n```json\n```',
         '[{"name": "get", "arguments": {}}]',
         '{"name": "get", "arguments": {}',
         '```json\n{"name": "get", "arguments": {}}',
@@ -120,7 +145,7 @@ def test_one_object_is_a_call(text: str, arguments: str) -> None:
     ],
 )
 def test_other_text_is_not_changed(text: str) -> None:
-    assert read(text) == read(text, (4, 1)) == (text, None)
+    assert read(text) == read(text, (4, 1)) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +165,8 @@ def test_other_text_is_not_changed(text: str) -> None:
         ('{"name": "get", "arguments": {"a": 1}', "]"),
         ('{"name": "get", "arguments": {"a": 1}} \n', "A"),
         ('```\n{"name": "get", "arguments": {}}\n``', "\n"),
-        ('```\n{"name": "get", "arguments": {}}\n```', "`"),
+        ('```\n{"name": "get", "arguments": {}}\n````', "\n"),
+        ('```\n{"name": "get", "arguments": {}}\n```\n```json\n{"na', "i"),
     ],
 )
 def test_text_is_held_back_only_while_it_can_become_a_call(held_back: str, released_by: str) -> None:
@@ -179,9 +205,8 @@ def test_every_object_that_a_program_writes_is_a_call(
     arguments: dict[str, Any], indent: int | None, ascii_only: bool, fences: tuple[str, str], sizes: list[int]
 ) -> None:
     text = json.dumps({"name": "get", "arguments": arguments}, indent=indent, ensure_ascii=ascii_only)
-    shown, call = read(text.join(fences), sizes)
+    shown, [call] = read(text.join(fences), sizes)
     assert shown == ""
-    assert call is not None
     assert json.loads(call[1]) == arguments
 
 
@@ -191,7 +216,7 @@ def test_chunks_make_no_difference_and_lose_no_text(pieces: list[str], sizes: li
     text = "".join(pieces)
     whole = read(text, (len(text) + 1,))
     assert read(text, sizes) == whole
-    assert whole[0] == text or whole[1] is not None
+    assert whole[0] == text or whole[1]
 
 
 @given(st.data())
@@ -201,11 +226,12 @@ def test_a_changed_call_is_text_or_a_call(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     new = data.draw(st.sampled_from(["", *FRAGMENTS]))
     changed = text[:at] + new + text[at + data.draw(st.integers(0, 3)) :]
-    shown, call = read(changed, data.draw(SIZES))
-    assert (shown, call) == read(changed)
-    if call is None:
+    shown, calls = read(changed, data.draw(SIZES))
+    assert (shown, calls) == read(changed)
+    if not calls:
         assert shown == changed
     else:
+        [call] = calls
         inside = changed[changed.index("{") :].strip().strip("`")
         assert json.loads(inside) == {"name": call[0], "arguments": json.loads(call[1])}
 
@@ -245,6 +271,13 @@ def test_an_answer_becomes_a_call(text: str) -> None:
     assert (gathered.text, call.name, call.arguments) == ("", "weather", '{"city": "Oslo"}')
     assert gathered.finished.reason is FinishReason.TOOL_CALLS
     assert call.id.startswith("call_")
+
+
+def test_an_answer_becomes_several_calls() -> None:
+    script = f"```json\n{OSLO}\n```\n```json\n{text_call('weather', city='Rome')}\n```<|im_end|>"
+    calls = calls_of(answered(script, [WEATHER], think=False))
+    assert [call.arguments for call in calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
+    assert len({call.id for call in calls}) == 2
 
 
 def test_thinking_may_precede_the_call() -> None:
