@@ -2,8 +2,8 @@
 
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
 
-The objects may be inside code fences. Some models, such as Qwen2.5-Coder, write calls in this form although their chat
-templates describe another form.
+The objects may be inside code fences, or inside the tags that enclose the list of tools in the prompt. Some models,
+such as Qwen2.5-Coder, write calls in this form although their chat templates describe another form.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from llmrun.engine.tool_calls.reader import Malformed, Reader, Reading
 
 _FENCE = re.compile(r"(?:`+|~+)?")
 _SHORTEST_FENCE = 3  # characters
+_OPENING, _CLOSING = "<tools>", "</tools>"
 _LANGUAGE = re.compile(r"[ \t]*[\w+.-]*")
 _NAME, _ARGUMENTS = "name", "arguments"
 _DEEPEST = 60  # levels of nested values
@@ -88,16 +89,25 @@ class TextCallDecoder:
         reader = self._reader
         yield from reader.skip_space()
         while not self._calls or reader.at < len(reader.text):
-            fence = yield from reader.pattern(_FENCE)
-            if fence:
-                if len(fence) < _SHORTEST_FENCE:
-                    raise Malformed("not a code fence")
-                yield from reader.pattern(_LANGUAGE)
+            ending = yield from self._enclosed()
             yield from self._call()
-            while fence and not (yield from reader.begins(fence)):
+            while ending and not (yield from reader.begins(ending)):
                 yield from self._call()
-            reader.at += len(fence)
+            reader.at += len(ending)
             yield from reader.skip_space()
+
+    def _enclosed(self) -> Reading[str]:
+        """Read the beginning of a code fence or the opening tag. Returns what ends it, or "" if neither comes next."""
+        reader = self._reader
+        if (yield from reader.begins(_OPENING)):
+            reader.at += len(_OPENING)
+            return _CLOSING
+        fence = yield from reader.pattern(_FENCE)
+        if fence:
+            if len(fence) < _SHORTEST_FENCE:
+                raise Malformed("not a code fence")
+            yield from reader.pattern(_LANGUAGE)
+        return fence
 
     def _call(self) -> Reading[None]:
         """Read a call, and the whitespace after it. Raises Malformed."""

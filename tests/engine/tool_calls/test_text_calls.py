@@ -84,10 +84,11 @@ GET, GET_ALL = '{"name": "get", "arguments": {"a": 1}}', '{"name": "get_all", "a
         f"```json\n{GET}\n{GET_ALL}\n```",
         f"```json\n{GET}\n```\n\n```json\n{GET_ALL}\n```\n",
         f"~~~\n{GET}~~~{GET_ALL}",
+        f"<tools>\n{GET}\n{GET_ALL}\n</tools>",
     ],
 )
 def test_several_objects_are_several_calls(text: str) -> None:
-    """Qwen2.5-Coder writes the first and the third form, with one fence for all calls or one for each."""
+    """Qwen2.5-Coder writes the first form, all calls in one fence, a fence for each call, and the last form."""
     for sizes in ((1,), (3, 2), (len(text),)):
         assert read(text, sizes) == ("", [("get", '{"a": 1}'), ("get_all", "{}")])
         assert read(text, sizes, parallel=False) == (text, [])
@@ -119,6 +120,10 @@ def test_several_objects_are_several_calls(text: str) -> None:
         '{"name": "get", "arguments": {}}\n{"name": "get", "arguments": {"a": 1, "a": 1}}',
         '{"name": "get", "arguments": {}}\nThat was the first call.\n{"name": "get", "arguments": {}}',
         '```json\n{"name": "get", "arguments": {}}\n```\n```json\n```',
+        '<tools>{"name": "get", "arguments": {}}',
+        '<tools>{"name": "get", "arguments": {}}</tool>',
+        '<tool>{"name": "get", "arguments": {}}</tool>',
+        "<tools></tools>",
         '[{"name": "get", "arguments": {}}]',
         '{"name": "get", "arguments": {}',
         '```json\n{"name": "get", "arguments": {}}',
@@ -166,6 +171,8 @@ def test_other_text_is_not_changed(text: str) -> None:
         ('{"name": "get", "arguments": {"a": 1}} \n', "A"),
         ('```\n{"name": "get", "arguments": {}}\n``', "\n"),
         ('```\n{"name": "get", "arguments": {}}\n````', "\n"),
+        ("<tools>", "<"),
+        ("<to", "p"),
         ('```\n{"name": "get", "arguments": {}}\n```\n```json\n{"na', "i"),
     ],
 )
@@ -184,6 +191,8 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 FRAGMENTS = [
     *'{}[]":,`~ \n1-.e',
     "```json\n",
+    "<tools>",
+    "</tools>",
     '"name"',
     '"arguments"',
     '{"name": "get", ',
