@@ -25,7 +25,7 @@ _PACKAGES = {
     "test_ollama.py": "ollama",
     "test_open_responses.py": "openresponses_types",
 }
-_AGENTS = {"test_claude_code.py": "claude", "test_codex.py": "codex"}
+_AGENTS = {"test_claude_code.py": "claude", "test_codex.py": "codex", "test_launch.py": "claude"}
 _PROGRAMS = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
 collect_ignore = [file for file, package in _PACKAGES.items() if find_spec(package) is None]
 collect_ignore += [file for file, program in _AGENTS.items() if not (_PROGRAMS / program).exists()]
