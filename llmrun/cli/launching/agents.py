@@ -232,14 +232,13 @@ def _qwen_code(served: Served, _environment: Mapping[str, str]) -> SetUp:
     variables = {
         "OPENAI_API_KEY": served.key,
         "OPENAI_BASE_URL": served.v1,
-        "OPENAI_MODEL": served.model,
         "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(own.path),  # the user's settings override this file
         "QWEN_CODE_MAX_OUTPUT_TOKENS": str(served.output),
         "QWEN_CODE_API_TIMEOUT_MS": str(_HOUR_MS),
         "QWEN_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS),
         "QWEN_STREAM_MAX_LIFETIME_MS": "0",  # no limit; the default is 15 minutes
     }
-    return SetUp(("--auth-type", "openai"), variables, files=(own,))
+    return SetUp(("--auth-type", "openai", "--model", served.model), variables, files=(own,))
 
 
 def _gptme(served: Served, _environment: Mapping[str, str]) -> SetUp:
@@ -281,14 +280,14 @@ def _npm(package: str) -> str:
 
 
 _ALL: Final = (
-    Agent("codex", "Codex", "codex", _npm("@openai/codex"), 8600, 16_384, _codex),
-    Agent("claude", "Claude Code", "claude", _npm("@anthropic-ai/claude-code"), 19_000, 32_768, _claude),
+    Agent("codex", "Codex", "codex", _npm("@openai/codex"), 8700, 16_384, _codex),
+    Agent("claude", "Claude Code", "claude", _npm("@anthropic-ai/claude-code"), 12_600, 32_768, _claude),
     Agent("opencode", "opencode", "opencode", _npm("opencode-ai"), 7200, 16_384, _opencode),
     Agent("aider", "aider", "aider", "uv tool install aider-chat", 600, 8192, _aider, tools=False),
-    Agent("cline", "Cline", "cline", _npm("cline"), 5300, 16_384, _cline),
-    Agent("continue", "Continue", "cn", _npm("@continuedev/cli"), 1800, 8192, _continue),
-    Agent("pi", "pi", "pi", _npm("@mariozechner/pi-coding-agent"), 1300, 8192, _pi),
-    Agent("qwen-code", "Qwen Code", "qwen", _npm("@qwen-code/qwen-code"), 15_000, 32_768, _qwen_code),
-    Agent("gptme", "gptme", "gptme", "uv tool install gptme", 8700, 16_384, _gptme),
+    Agent("cline", "Cline", "cline", _npm("cline"), 5400, 16_384, _cline),
+    Agent("continue", "Continue", "cn", _npm("@continuedev/cli"), 1900, 8192, _continue),
+    Agent("pi", "pi", "pi", _npm("@mariozechner/pi-coding-agent"), 1400, 32_768, _pi),
+    Agent("qwen-code", "Qwen Code", "qwen", _npm("@qwen-code/qwen-code"), 15_800, 32_768, _qwen_code),
+    Agent("gptme", "gptme", "gptme", "uv tool install gptme", 8600, 16_384, _gptme),
 )
 AGENTS: Final[Mapping[str, Agent]] = {agent.name: agent for agent in _ALL}
