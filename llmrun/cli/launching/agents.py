@@ -226,6 +226,7 @@ def _qwen_code(served: Served, _environment: Mapping[str, str]) -> SetUp:
         "general": {"enableAutoUpdate": False},
         "ui": {"enableFollowupSuggestions": False},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+        "tools": {"approvalMode": "default"},  # in auto mode, the model would judge its own commands
         "model": {"generationConfig": {"contextWindowSize": served.context}},
     }
     own = OwnFile(served.folder / "system-defaults.json", _json(settings))
@@ -280,14 +281,14 @@ def _npm(package: str) -> str:
 
 
 _ALL: Final = (
-    Agent("codex", "Codex", "codex", _npm("@openai/codex"), 8700, 16_384, _codex),
+    Agent("codex", "Codex", "codex", _npm("@openai/codex"), 11_500, 24_576, _codex),
     Agent("claude", "Claude Code", "claude", _npm("@anthropic-ai/claude-code"), 12_600, 32_768, _claude),
-    Agent("opencode", "opencode", "opencode", _npm("opencode-ai"), 7200, 16_384, _opencode),
+    Agent("opencode", "opencode", "opencode", _npm("opencode-ai"), 7500, 16_384, _opencode),
     Agent("aider", "aider", "aider", "uv tool install aider-chat", 600, 8192, _aider, tools=False),
     Agent("cline", "Cline", "cline", _npm("cline"), 5400, 16_384, _cline),
     Agent("continue", "Continue", "cn", _npm("@continuedev/cli"), 1900, 8192, _continue),
     Agent("pi", "pi", "pi", _npm("@mariozechner/pi-coding-agent"), 1400, 32_768, _pi),
-    Agent("qwen-code", "Qwen Code", "qwen", _npm("@qwen-code/qwen-code"), 15_800, 32_768, _qwen_code),
+    Agent("qwen-code", "Qwen Code", "qwen", _npm("@qwen-code/qwen-code"), 17_900, 32_768, _qwen_code),
     Agent("gptme", "gptme", "gptme", "uv tool install gptme", 8600, 16_384, _gptme),
 )
 AGENTS: Final[Mapping[str, Agent]] = {agent.name: agent for agent in _ALL}
