@@ -34,7 +34,7 @@ _CACHE = {
     "llama": "GPUs that llama.cpp can use",
     "locks": "locks of running batches and of models.toml",
     "prefixes": "prefixes of prompts, from serve --save-prefixes",
-    "why": "records of reused prompts, from serve (see llmrun why)",
+    "why": "the prefix log of serve (see llmrun why)",
     "run": "sockets and locks of background engines, unless /run/user holds them",
 }
 _DATA = {

@@ -1,4 +1,4 @@
-"""Turns the records of reused prompts into sentences for people: what cost most time, and who can change it."""
+"""Turns the records of the prefix log into sentences: what cost the most time, and who can change it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ class Problem(Struct):
 
 
 class Client(Struct):
-    """The requests of one program to one model. `reused` of them reused what they could."""
+    """The requests of one program to one model.
+
+    reused  requests that reused as much as possible, or waited for a running request with the same prefix
+    first   requests without a similar earlier prompt
+    """
 
     agent: str
     model: str
@@ -61,7 +65,7 @@ class Client(Struct):
 
 
 def clients_of(records: Iterable[Record]) -> list[Client]:
-    """Group records by program and model. The problems that lost most time come first."""
+    """Group records by program and model. The problems that cost the most time come first."""
     clients: dict[tuple[str, str], Client] = {}
     problems: dict[tuple[str, str], dict[tuple[str, ...], Problem]] = {}
     for record in records:
@@ -150,13 +154,13 @@ def _tools(report: PrefixReport, kind: str) -> str:
 
 def _thinking(report: PrefixReport, kind: str) -> str:
     if report.detail.startswith("left out"):
-        return f"the chat template leaves out earlier thinking, here of {report.where}"
-    return f"the client did not send the thinking of {report.where} back"
+        return f"the chat template leaves out earlier thinking, here in {report.where}"
+    return f"the client did not send back the thinking of {report.where}"
 
 
 def _evicted(report: PrefixReport, kind: str) -> str:
     ago = f" {ago_words(report.ago_s)}" if report.ago_s else ""
-    return f"the prefix was removed{ago} to make room for others; a larger --kv-tokens keeps more"
+    return f"the prefix was removed{ago} to make room for other requests; a larger --kv-tokens keeps more"
 
 
 _WORDS: Final[Mapping[PrefixCause, Callable[[PrefixReport, str], str]]] = {
@@ -168,12 +172,12 @@ _WORDS: Final[Mapping[PrefixCause, Callable[[PrefixReport, str], str]]] = {
         f"the client changed the model's answer, {report.where} ('{report.old}' became '{report.new}')"
     ),
     PrefixCause.RETOKENIZED: lambda report, kind: (
-        f"{report.where} came back as the same text, but in other tokens than the model had generated"
+        f"{report.where} came back unchanged, but the model had generated other tokens for this text"
     ),
     PrefixCause.OTHER_KEY: lambda report, kind: "only another API key has this prefix; --share-prefixes would share it",
-    PrefixCause.ADAPTER: lambda report, kind: "the prefix was computed with other adapters or other scales",
-    PrefixCause.STATES: lambda report, kind: "the model can continue a prefix only at a few positions",
-    PrefixCause.UNFINISHED: lambda report, kind: "the earlier request was cancelled before its prompt was computed",
+    PrefixCause.ADAPTER: lambda report, kind: "the prefix was computed with other LoRA adapters or scales",
+    PrefixCause.STATES: lambda report, kind: "the model can continue a prefix only at some positions",
+    PrefixCause.UNFINISHED: lambda report, kind: "the earlier request was cancelled before its prompt was processed",
     PrefixCause.RESTARTED: lambda report, kind: (
         f"the engine was restarted {ago_words(report.ago_s)}; --save-prefixes keeps prefixes on disk"
     ),

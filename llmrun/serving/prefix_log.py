@@ -2,7 +2,7 @@
 
     why/prefixes.jsonl, why/prefixes.1.jsonl   in the cache folder, 0600 in a folder with 0700
 
-If the first file is full, it replaces the second one. The records contain short pieces of prompts, where a prompt
+A full first file replaces the second one. The records contain short pieces of prompts, where a prompt
 differs from an earlier one.
 """
 
@@ -91,8 +91,10 @@ class PrefixLog:
                 self._remember(record.report.beginnings, record.time)
 
     def completed(self, report: PrefixReport) -> PrefixReport:
-        """Return a report that says "engine restarted" or "evicted" if only an earlier engine, or a request long ago,
-        had the prompt's beginning."""
+        """Return the report, with another cause if an earlier engine or a forgotten request had the prompt's beginning.
+
+        The cause is then "engine restarted" or "evicted".
+        """
         if report.cause is not PrefixCause.FIRST:
             return report
         started = time.time() - report.ago_s
@@ -136,7 +138,7 @@ class PrefixLog:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                self._note(f"`llmrun why` will lack requests: {path}: {error.strerror or error}")
+                self._note(f"cannot write the prefix log for `llmrun why`: {path}: {error.strerror or error}")
 
 
 def read_records(folder: Path) -> Records:

@@ -125,7 +125,7 @@ class ServeFlags:
     prefix_log: Annotated[
         bool | None,
         _request_option(
-            "--prefix-log/--no-prefix-log", help="Record why prompts were not reused.  [default: prefix-log]"
+            "--prefix-log/--no-prefix-log", help="Record why prefixes were not reused.  [default: prefix-log]"
         ),
     ] = None
     open_metrics: Annotated[bool, _access_option("--open-metrics", help="Serve /metrics without an API key.")] = False

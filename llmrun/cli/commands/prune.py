@@ -5,7 +5,8 @@ newer local revision has replaced, data that belongs to no model, unfinished dow
 week, and week-old files of unfinished imports. Repositories without a GGUF model are left alone. Saved states of chats
 and servers, which are mostly KV caches, are removed if they have not been used for 30 days or their conversation no
 longer exists. Compiled kernels that have not been used for 30 days, such as those of earlier versions, are removed too,
-and so are records of reused prompts that are 30 days old, and files of background engines that have ended unexpectedly.
+and so are prefix logs (see `llmrun why`) that have not changed for 30 days, and files of background engines that have
+ended unexpectedly.
 
 Examples:
     llmrun prune --dry-run
@@ -63,7 +64,7 @@ def command(
     for name, find, remove in (
         ("saved states", _abandoned_states, _unlink),
         ("compiled kernels", _unused_kernels, _unlink),
-        ("records of reused prompts", _unused_records, _unlink),
+        ("prefix logs", _unused_records, _unlink),
         ("leftovers of background engines", _leftovers, _remove_leftover),
     ):
         freed, paths, complete = _remove_unused(find, remove, dry_run=dry_run)

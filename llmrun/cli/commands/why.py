@@ -1,8 +1,8 @@
-"""Explain why prompts were not reused.
+"""Explain why prefixes were not reused.
 
-`llmrun serve` reuses the beginning of a prompt if an earlier prompt has the same beginning. This command reads the
-server's records and shows, for each program, which requests did not reuse what they could, why, and what that cost.
-The records contain at most 40 characters of each text that differs, in a file that only you can read.
+`llmrun serve` reuses the beginning (prefix) of a prompt if an earlier prompt has the same beginning. This command reads
+the server's prefix log and shows, for each program, how many requests did not reuse their prefix, why, and how much
+time that cost. The log contains at most 40 characters of each text that differs, and only you can read it.
 
 Examples:
     llmrun why
@@ -25,7 +25,7 @@ LISTING = {"heading": "Run models", "place": 105}
 
 def command(
     count: Annotated[
-        int, typer.Option("-n", "--count", metavar="N", min=0, help="Number of latest requests to read; 0 reads all.")
+        int, typer.Option("-n", "--count", metavar="N", min=0, help="Read only the last N requests; 0 reads all.")
     ] = 0,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
