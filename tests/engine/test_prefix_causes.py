@@ -1,4 +1,4 @@
-"""Tests that each cause for which a prefix is not reused is named rightly: real templates, constructed misses."""
+"""Tests that reports name the right cause if a prefix is not reused, with real templates and constructed misses."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def talk_of(name: str, miss: Miss) -> Talk:
 
 
 @pytest.mark.parametrize(("name", "miss", "cause", "where", "tool_name", "detail"), CASES)
-def test_each_miss_is_named_rightly(
+def test_each_miss_has_the_right_cause(
     name: str, miss: Miss, cause: PrefixCause, where: str, tool_name: str, detail: str
 ) -> None:
     report = miss(talk_of(name, miss))

@@ -146,7 +146,7 @@ def test_responses_repeat_an_event_for_timers(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in its prompt", "in the queue"])
 def test_claude_code_receives_events_for_its_timer(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some versions do not count pings."""
+    """Some versions of Claude Code do not count pings."""
     patience = MessageAnswer.patience_s
     monkeypatch.setattr(MessageAnswer, "patience_s", lambda self, client: patience(self, client) / 2000)
     model = FakeModel(lambda number: [*(PROMPT if begins else ()), HOLD, *text("one")[not begins :]])

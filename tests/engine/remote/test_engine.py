@@ -159,7 +159,7 @@ def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
 
 
 def test_comments_tell_how_far_the_prompt_is() -> None:
-    """llmrun's servers send them without being asked, and other servers receive no field that they do not know."""
+    """llmrun servers send these comments unasked, so requests to other servers contain no unknown field."""
     comments = b": ping\n\n: processing prompt 4096/18826\n\n: processing prompt x/9\n\n"
 
     def script(asked: Asked, connection: socket.socket) -> None:

@@ -186,13 +186,13 @@ def test_a_prediction_needs_no_observation() -> None:
 
 
 def test_many_short_requests_wait_for_one_slot() -> None:
-    """Simulating their steps together must not make them longer."""
+    """Simulating the steps of short requests together must not make these steps longer."""
     waiting = [Load(missing=50, depth=0, generated=0, limit=1, blocks=1)] * 1000
     assert wait(NEW, waiting, [], free_slots=1, free_blocks=100) == pytest.approx(1000 * 0.2, rel=0.1)
 
 
 def test_a_prediction_takes_milliseconds() -> None:
-    """It takes 7 ms of CPU time on a machine where other programs run."""
+    """A prediction takes 7 ms of CPU time on a busy machine."""
     chance = random.Random(1)
     running = [Load(0, chance.randint(10, 2000), chance.randint(1, 50), 512, 80) for _ in range(32)]
     waiting = [Load(chance.randint(10, 2000), 0, 0, 512, 80) for _ in range(256)]

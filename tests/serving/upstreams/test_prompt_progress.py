@@ -99,7 +99,7 @@ def response_events(*kinds: str, first: int = 1, numbered: bool = True) -> list[
 
 
 def test_events_for_timers_are_passed_on_and_resumed() -> None:
-    """They belong to an answer, which another llmrun server can continue."""
+    """These events belong to an answer, which another llmrun server can continue."""
     begun = response_events("response.created", "response.in_progress")
     alive = response_events("response.in_progress", numbered=False)
     go_on, first = held(*begun, *alive)

@@ -78,7 +78,7 @@ def random_job(chance: random.Random, *, longest_prompt: int) -> Job:
 
 
 class SimulatedServer:
-    """A server whose steps take the seconds of a machine, with noise and now and then a disturbance."""
+    """A server whose steps take as long as those of a real machine, with noise and occasional disturbances."""
 
     def __init__(self, seconds: Callable[[StepSize], float], *, slots: int, blocks: int, seed: int) -> None:
         self._seconds = seconds
