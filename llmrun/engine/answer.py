@@ -76,7 +76,7 @@ class Answer:
     ending           the tokens to force when the thinking budget is used up
     limit            the maximum number of prompt and generated tokens: the context size, or less if `max_tokens` is set
     cached_tokens    prompt tokens reused from the KV cache; None until the request first gets a slot
-    found_tokens     prompt tokens that were in the KV cache, of which the cache may have kept fewer
+    found_tokens     prompt tokens that were found in the KV cache; the cache may have kept fewer of them
     computed_tokens  tokens that were in the KV cache when the request ended; None until then
     prefill_started  start of the request's first forward pass
     last_cancel      the engine's cancel counter when the request was submitted

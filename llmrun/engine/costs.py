@@ -33,8 +33,8 @@ _FIRST_ATTENDED: Final = 32 * 1024
 _KEPT: Final = 0.98  # weight of older steps of the same class after each step: the last 34 have half of the weight
 _DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
-# Costs from another process count as much as this many steps of each size that represents them. The first steps correct
-# their level by their mean deviation, because the machine may now be faster or slower.
+# Costs from another process count as much as this many steps of each representative size. Because the machine may now
+# be faster or slower, the mean deviation of the first steps corrects the level of these costs.
 _ASSUMED_STEPS: Final = 2.0
 _ASSUMED_DEPTH: Final = 4096  # tokens; a typical depth of answers
 _SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0

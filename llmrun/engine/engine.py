@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 # Answers with more steps than this, and prompts of at least this many tokens, show the speeds that `llmrun fit` uses.
 _LEAST_STEPS = 24
 _LEAST_PREFILLED = MOST_ROWS
-# The costs of earlier processes are looked up for prompts of this many tokens, whose progress is shown, and for
-# predictions. Costs are kept for later processes after this many further steps with prompts.
+# The costs of earlier processes are looked up for predictions, and for prompts of this many tokens, whose progress is
+# shown.
 _LONG_PROMPT = 1024
-_LEAST_KEPT = 4
+_LEAST_KEPT = 4  # after this many further steps with prompts, the costs are kept for later processes
 
 
 class Engine:
@@ -130,7 +130,7 @@ class Engine:
         self._in_progress: tuple[list[Work], float] | None = None  # the work and start time of the running pass
         self.load_s = load_s
         self._n_kept = 0  # the steps with prompts when the costs were last kept
-        self._costs_sought = 0  # the longest prompt for which costs were sought
+        self._costs_sought = 0  # the longest prompt for which costs were looked up
         self._best_decode = self._best_prefill = 0.0  # tokens per second of one request
         self._prompts = PromptReader(
             backend,

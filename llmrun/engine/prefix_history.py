@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 LEAST: Final = 16  # fewer lost tokens are not worth an explanation, nor a wait (scheduling/scheduler.py)
-_LEAST_EVICTED: Final = 64  # repeated requests replace the short answers that followed the same prompt
+_LEAST_EVICTED: Final = 64  # smaller losses are often short answers, which a repeated request replaces
 _MOST_PROMPTS: Final = 32
 _MOST_COMPARED: Final = 12  # the newest ones; comparing two prompts of 19,000 tokens takes about a millisecond
 _MOST_TOKENS: Final = 1 << 19  # of all remembered prompts; 2 MiB
@@ -40,10 +40,10 @@ _FOREIGN: Final = 64  # shorter prefixes are often the template's own text
 _SHARE: Final = 0.25  # texts that share fewer of their remaining tokens are not similar
 _WINDOW: Final = 8  # tokens per hash; shorter sequences are often common words
 _MOST_HASHES: Final = 4096  # per prompt, approximately
-_AROUND: Final = 64  # tokens of which the texts are compared
+_AROUND: Final = 64  # tokens after the common prefix whose texts are compared
 _SHOWN: Final = 40  # characters of each text in a report
 _BEFORE: Final = 20  # how many of them precede the difference, unless a line begins later
-_MOST_BEFORE: Final = 34  # the same if a word begins earlier
+_MOST_BEFORE: Final = 34  # the same if a word begins before them
 _MOST_THOUGHT: Final = 8192  # tokens of the earlier text in which a thinking block must end
 _EASED: Final = 8  # tokens at the end of a prompt that begin the answer, and may be absent when the answer comes back
 
@@ -127,7 +127,7 @@ class PrefixHistory:
     def explained(self, answer: Answer, reused: int, *, waits: bool, found: int = 0) -> PrefixReport:
         """Explain why a request has reused `reused` tokens of its prompt.
 
-        waits  whether it waited until another request had computed them
+        waits  whether the request waited until another request had computed these tokens
         found  how many tokens the cache contained when the request began, or 0 if it has not begun
         """
         tokens = np.array(answer.tokens[: answer.prompt_tokens], np.int32)
@@ -190,10 +190,10 @@ class PrefixHistory:
     def _nearest(
         self, answer: Answer, tokens: NDArray[np.int32], same: Mapping[_Seen, int], reused: int
     ) -> tuple[_Seen, int] | None:
-        """Return the earlier request with the most tokens after the common prefix that this request has, too.
+        """Return the earlier request that, after the common prefix, shares the most tokens with this request.
 
-        Returns the request, and about how many tokens are lost because of the difference; None if no earlier request
-        is similar. Requests whose common prefix is shorter than the reused one do not explain the difference.
+        Also returns approximately how many tokens are lost because of the difference. Returns None if no earlier
+        request is similar. Requests whose common prefix is shorter than the reused one do not explain the difference.
         """
         best, best_lost, ours = None, 0, None
         near = [(one, common) for one, common in same.items() if common > reused - LEAST]
@@ -212,7 +212,7 @@ class PrefixHistory:
         return (best, best_lost) if best is not None and best_lost >= LEAST else None
 
     def _differing(self, answer: Answer, one: _Seen, common: int) -> PrefixReport:
-        """Describe the first difference between a prompt and an earlier one with `common` equal tokens before."""
+        """Describe the first difference between a prompt and an earlier one that shares its first `common` tokens."""
         ours, theirs, prompt = answer.tokens[: answer.prompt_tokens], one.tokens.tolist(), answer.request.prompt
         text, before = self._text(ours), self._text(ours[:common])
         here, there = self._text(ours[common : common + _AROUND]), self._text(theirs[common : common + _AROUND])
@@ -278,9 +278,9 @@ def _equal(one: str, other: str) -> int:
 
 
 def _hashes_of(tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint64], NDArray[np.intp], int]:
-    """Return hashes of sequences of `_WINDOW` tokens, their positions, and of how many hashes one is kept.
+    """Return hashes of sequences of `_WINDOW` tokens, their positions, and n if about one of n hashes is kept.
 
-    A hash is kept or left out because of its value, so equal texts keep equal hashes wherever they stand.
+    The value of a hash decides whether the hash is kept, so equal texts keep equal hashes at all positions.
     """
     n = max(len(tokens) - _WINDOW + 1, 0)
     hashes = np.zeros(n, np.uint64)
@@ -297,7 +297,7 @@ def _shared(
     theirs: tuple[NDArray[np.uint64], NDArray[np.intp], int],
     start: int,
 ) -> int:
-    """Return about how many sequences of tokens after `start` both prompts have."""
+    """Return approximately how many sequences of tokens after `start` the prompts have in common."""
     one_of = max(ours[2], theirs[2])
     ours_there, theirs_there = (
         np.unique(hashes[(at >= start) & (hashes % np.uint64(one_of) == 0)]) for hashes, at, _ in (ours, theirs)

@@ -25,7 +25,12 @@ _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Place(Struct, frozen=True):
-    """A part of a prompt: `where`, the `name` of the tool, and how the list of tools differs, or ""."""
+    """A part of a prompt.
+
+    where   the part, such as "system prompt" or "message 7 (user)"
+    name    the name of the tool, or ""
+    detail  how the list of tools differs, or ""
+    """
 
     where: str
     name: str = ""

@@ -189,7 +189,7 @@ class PrefixReport(Portable, frozen=True):
     """How much of a prompt was reused from the KV cache, and why not more.
 
     total, reused  prompt tokens, and how many of them were in the cache
-    lost       tokens that were computed again although an earlier prompt had them, at least roughly
+    lost       approximately how many tokens were computed again although an earlier prompt had them
     where      the part of the prompt in which the texts differ, such as "system prompt", "tool 3" or "message 7 (user)"
     name       the name of the tool in `where`
     detail     more about the cause, such as "added" for a tool

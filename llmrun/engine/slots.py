@@ -59,7 +59,7 @@ _MOST_DROPS: Final = 256
 
 
 class Drop(Struct, frozen=True):
-    """The loss of cached tokens: how many tokens were kept, and when, in seconds of `time.monotonic`."""
+    """The loss of cached tokens: the number of kept tokens, and the time of the loss in seconds of `time.monotonic`."""
 
     kept: int
     at: float
@@ -82,7 +82,7 @@ class Slot(Struct, eq=False):
     n_saved: int = 0  # number of tokens when the slot was last saved
     is_lent: bool = False  # True if the slot holds tokens of a text to embed, which no request may reuse
     owner: int | None = None  # the id of the last request that was admitted to the slot
-    found: int = 0  # number of tokens that `acquire` found in the cache, of which the cache may have kept fewer
+    found: int = 0  # tokens that `acquire` found in the cache; the cache may have kept fewer of them
 
 
 class SequenceSlots:

@@ -30,7 +30,7 @@ _OF_MODELS: _Table = (
     ("llmrun_kv_free_tokens", "gauge", "Tokens that fit if unused cached prefixes are dropped.", "free_tokens"),
     ("llmrun_steps_total", "counter", "Forward passes.", "steps"),
     ("llmrun_processing_prompt_tokens", "gauge", "Tokens of prompts that are being processed.", "processing_tokens"),
-    ("llmrun_remaining_prompt_tokens", "gauge", "Tokens of these prompts not processed yet.", "remaining_tokens"),
+    ("llmrun_remaining_prompt_tokens", "gauge", "Tokens left in prompts that are being processed.", "remaining_tokens"),
     ("llmrun_prompt_tokens_total", "counter", "Prompt tokens.", "prompt_tokens"),
     ("llmrun_cached_tokens_total", "counter", "Prompt tokens reused from the KV cache.", "cached_tokens"),
     ("llmrun_generated_tokens_total", "counter", "Generated tokens.", "generated_tokens"),

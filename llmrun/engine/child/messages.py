@@ -2,12 +2,12 @@
 
 The server chooses the ids of its requests, and all events in messages from the process contain these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, DescribeChat, Embed,
-                      SavePrefix and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, RenderPrompt, DescribeChat,
+                      Embed, SavePrefix and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
                       Rejected or Taken, then Begun, perhaps PrefixExplained, and events; Tokenized, Detokenized,
-                      Spelled, PromptCounted, ChatDescribed, Embedded, PrefixSaved or Rejected; Prefilling during steps;
-                      Beat and Note at any time; Crashed at the end
+                      Spelled, PromptCounted, PromptRendered, ChatDescribed, Embedded, PrefixSaved or Rejected;
+                      Prefilling during steps; Beat and Note at any time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -239,7 +239,7 @@ class Taken(Portable, frozen=True):
     """A request is in the queue.
 
     wait_s         the predicted time in the queue in seconds
-    first_token_s  the predicted seconds until the first token, or None if no step with a prompt has been measured
+    first_token_s  the predicted seconds until the first token, or None if the costs of prompts are unknown
     prefix         how much of the prompt will probably be reused, or None if prefixes are not explained
     """
 
@@ -251,7 +251,7 @@ class Taken(Portable, frozen=True):
 
 
 class PrefixExplained(Portable, frozen=True):
-    """A request has begun and has reused another number of tokens than the report in Taken says."""
+    """A request has begun, and has reused a different number of tokens than Taken predicted."""
 
     id: int
     prefix: PrefixReport

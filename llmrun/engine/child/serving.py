@@ -295,7 +295,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A request that has reused another number of tokens than expected. Cancelling the request does not drop this."""
+    """A request that reused a different number of tokens than expected. Cancelling it does not drop this message."""
 
     answer: Answer
     id: int = 0
@@ -329,7 +329,7 @@ class EngineServing:
     ) -> None:
         self._engine = engine
         self._explains, self._opened = explains_prefixes, time.monotonic()
-        self._history: PrefixHistory | None = None  # made for the first request, because it probes the template
+        self._history: PrefixHistory | None = None  # created for the first request, because this probes the template
         self._expected: dict[int, tuple[Answer, int]] = {}  # requests in the queue, and the tokens they should reuse
         self._send = send
         self._heart = heart
@@ -546,7 +546,7 @@ class EngineServing:
         return self._unless_bug(partial(self._history.expected, answer, engine.cached_prefix(answer)))
 
     def _explain_begun(self, answer: Answer) -> None:
-        """Correct the report about a request that has reused another number of tokens than expected."""
+        """Correct the report about a request that has reused a different number of tokens than expected."""
         history, reused, request_id = self._history, answer.cached_tokens, self._server_ids.get(answer.request_id)
         if history is None or reused is None or request_id is None:
             return

@@ -276,7 +276,7 @@ class RemoteEngine:
                 return [*self.prefill_progress()]
 
     def prefill_progress(self) -> list[PrefillProgress]:
-        """Return the progress of each request that has no answer yet. Only llmrun's servers tell it. Thread-safe."""
+        """Return the progress of each request that has no answer yet. Only llmrun servers report it. Thread-safe."""
         waiting = [one for one in [*self._running.values()] if not one.moments]
         return [PrefillProgress(one.request_id, *one.call.prompt) for one in waiting]
 

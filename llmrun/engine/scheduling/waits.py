@@ -41,14 +41,11 @@ _TOGETHER: Final = 512
 _EXACT_ROUNDS: Final = 100
 _COARSENESS: Final = 0.02
 
-
-# Successors of requests: their share until one has been observed, the weight of the last request in this share, and the
-# number of requests whose prompts are remembered.
-_ASSUMED_SHARE: Final = 0.8
-_USUAL_SHARE: Final = 0.7  # with this share, all requests are assumed to be followed
-_LEARNT: Final = 0.2
-_RECENT: Final = 15
-_FOLLOWED_S: Final = 10.0  # a request follows another one if it arrives at most this many seconds after its end
+_ASSUMED_SHARE: Final = 0.8  # the share of requests that are followed by another one, until requests have ended
+_USUAL_SHARE: Final = 0.7  # from this share on, all requests are assumed to be followed
+_LEARNT: Final = 0.2  # the weight of the last request in this share
+_RECENT: Final = 15  # requests whose prompts are remembered
+_FOLLOWED_S: Final = 10.0  # a request follows another one if it arrives at most this many seconds after the other's end
 
 
 class AnswerLengths:
@@ -83,7 +80,7 @@ class AnswerLengths:
 
 
 class Successors:
-    """Learns how often a request that ends is followed by another one, as the clients of chats and agents send them.
+    """Learns how often a request is followed by another one when it has ended, as in chats and with agents.
 
     share   the share of recent requests that were followed
     prompt  the median prompt of recent requests: the tokens to compute and the cached tokens
@@ -129,7 +126,7 @@ class Load(Struct, frozen=True):
     load_s     seconds to load a saved prefix, which the cache then contains
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
-    computed   tokens of its prompt that were or are not in the cache when it begins
+    computed   tokens of its prompt that the engine computes, because they are not in the cache when it begins
     """
 
     missing: int
@@ -155,7 +152,7 @@ class Prediction(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """A running prompt. `last` is the number of the last simulated step with rows of it."""
+    """A running prompt. `last` is the number of the last simulated step that had rows of this prompt."""
 
     index: int
     missing: int
@@ -171,8 +168,8 @@ class Simulation:
     step_left_s      seconds until the step that is running ends, whose effects `running` includes
 
     Steps of almost the same size are simulated together, so a prompt of 19,000 tokens takes about 0.3 ms. Each answer
-    is assumed to have a length of the observed distribution. Once the requests of interest are running, other requests
-    that end are followed by further ones as often as before.
+    is assumed to have a length from the observed distribution. Once the requests of interest are running, requests that
+    end are followed by new ones as often as before.
     """
 
     def __init__(
@@ -193,9 +190,8 @@ class Simulation:
         self._slots, self._blocks = free_slots, free_blocks
         self._rule, self._lengths, self._tokens_per_step = rule, lengths, tokens_per_step
         self._now = step_left_s
-        self._tokens = (
-            0.0  # tokens that each answer in progress has generated so far, if it was in progress all the time
-        )
+        # The tokens that an answer has generated so far if it was in progress all the time.
+        self._tokens = 0.0
         # A heap of the answers: `_tokens` at an answer's end, its number, and its depth when `_tokens` was 0.
         self._ends: list[tuple[float, int, float]] = []
         self._depth = 0.0  # the sum of the answers' depths at the beginning, without later tokens
@@ -454,7 +450,7 @@ class Outlook:
         return ExpectedPrefix(cached, load_s) if leader is None else ExpectedPrefix(shared, leader=leader.request_id)
 
     def _waiting_load(self, answer: Answer, numbers: Mapping[int, int]) -> Load:
-        """Return the load of a request, whose cached prefix is assumed to be as long as an average one if unknown."""
+        """Return the load of a waiting request. An unknown cached prefix is assumed to have the average length."""
         prefix = answer.expected
         if prefix is None:
             return self._load(answer, int(answer.prompt_tokens * (1 - self._computed_tokens / self._prompt_tokens)))

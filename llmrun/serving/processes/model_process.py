@@ -450,7 +450,7 @@ class ModelProcess:
             self._cancel_in_process(request)
 
     def _log_progress(self, prompt: PrefillProgress) -> None:
-        """Tell the log how far a long prompt is, at most every _LOG_S seconds."""
+        """Log the progress of a long prompt, at most every _LOG_S seconds."""
         request, now = self._requests.get(prompt.request_id), time.perf_counter()
         if request is not None and not request.over and now - max(request.begun_at, request.told_at) >= _LOG_S:
             request.told_at = now

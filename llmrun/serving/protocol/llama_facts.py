@@ -44,7 +44,7 @@ class Props(TypedDict):
 
 
 class Slot(TypedDict):
-    """A place for a running request."""
+    """A slot for a running request."""
 
     id: Count
     n_ctx: Count

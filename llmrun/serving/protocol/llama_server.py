@@ -55,7 +55,7 @@ from llmrun.serving.protocol.parsed import Parsed, checked
 MOST_FILES: Final = 1024
 MOST_RESPONSE_FIELDS: Final = 64
 _ONLY_PROMPT: Final = 0  # the value of n_predict for processing the prompt without generating anything
-_ANY_OBJECT: Final = {"type": "object"}  # what llama-server takes an empty schema for
+_ANY_OBJECT: Final = {"type": "object"}  # llama-server's meaning of an empty schema
 _LONGEST_SAMPLER: Final = 100  # characters; no sampler has such a long name
 _UNNAMED_FILE: Final = "tmp"  # llama-server's default for `filename`
 StopType = Literal["eos", "word", "limit"]

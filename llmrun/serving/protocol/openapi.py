@@ -49,9 +49,12 @@ _ANSWERED: Final = {
     "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
     "x-llmrun-first-token": {
         "schema": {"type": "number"},
-        "description": "The predicted seconds until the first token. It is missing if they are unknown.",
+        "description": "The predicted seconds until the first token. Missing if unknown.",
     },
-    "x-llmrun-prefix": {"schema": {"type": "string"}, "description": "How much of the prompt was reused, and why."},
+    "x-llmrun-prefix": {
+        "schema": {"type": "string"},
+        "description": "How many tokens of the prompt were reused, and why not more.",
+    },
 }
 _OLLAMA_ERROR: Final = (
     "An error. Status 501 means that this server does not support the route. The message suggests an alternative."
@@ -131,7 +134,7 @@ ROUTES: Final = (
         llama_facts.RenderedPrompt,
     ),
     Route("/props", "Describe a model, as in llama-server", None, llama_facts.Props),
-    Route("/slots", "List the places for running requests", None, list[llama_facts.Slot]),
+    Route("/slots", "List the slots for running requests, as in llama-server", None, list[llama_facts.Slot]),
     Route(
         "/v1/messages",
         "Answer a conversation, as in Anthropic's API",

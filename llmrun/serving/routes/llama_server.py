@@ -35,7 +35,7 @@ class LlamaServerRoutes:
         return json_response(props_body(found.facts, __version__))
 
     async def slots(self, request: HttpRequest) -> Response:
-        """List the places for running requests, without their prompts, which belong to other clients."""
+        """List the slots for running requests, without the prompts, which belong to other clients."""
         found = await self._loaded(request)
         if found is None:
             raise _not_loaded()

@@ -5,10 +5,10 @@ only another llmrun server can take over, because llmrun resumes streams with ev
 
 Upstreams are not trusted: the length of an event is limited, and events that are not JSON are errors. The streams of
 all APIs are split into events to track the progress of the answer, but the bytes of events are passed on unchanged.
-While an upstream processes the prompt, the client receives comments, which repeat the upstream's, and the chunks with
-`prompt_progress`, which bind the client to no upstream. The events with which llmrun keeps the clients of the Responses
-API and Claude Code waiting belong to an answer. They and the events before them are passed on, because the answer can
-then be resumed elsewhere. From other upstreams, such events are held back.
+While an upstream processes the prompt, the client receives the upstream's progress as comments, and the upstream's
+chunks with `prompt_progress`. After these, another upstream can still take over. llmrun servers also send events for
+the timers of clients such as Codex and Claude Code. These events belong to an answer. They are passed on, together with
+the events before them, because another llmrun server can resume the answer. Other servers' events are held back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BadStream(ValueError):
 class Progress(IntEnum):
     """How far an answer has progressed after an event.
 
-    ASIDE   the event tells the progress of the prompt, and does not belong to the answer
+    ASIDE   the event reports the progress of the prompt, and does not belong to the answer
     EARLY   nothing has been generated yet, so another upstream can still take over
     TOKEN   something has been generated
     FINISH  the answer is complete, but other events may follow

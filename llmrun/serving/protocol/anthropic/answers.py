@@ -175,9 +175,9 @@ class MessageAnswer:
         return chunks
 
     def patience_s(self, client: str) -> float:
-        """See PatientAnswer. Claude Code waits 300 s, for which it counts only some pings or none.
+        """See PatientAnswer. Claude Code waits 300 s for an event. Pings extend this time once, or never.
 
-        Other clients only need pings, and LiteLLM takes every `message_delta` for the end of the answer.
+        Other clients need only pings, and LiteLLM treats every `message_delta` as the end of the answer.
         """
         return 100.0 if client.startswith(_CLAUDE_CODE) else math.inf
 
