@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import stat
 import subprocess
 import sys
