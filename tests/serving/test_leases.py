@@ -71,7 +71,7 @@ def test_folders_of_others_are_refused(place: ServerPlace) -> None:
     place.path.chmod(0o755)
     with pytest.raises(UsageError, match="other users may access it") as caught:
         place.create()
-    assert caught.value.hint == f"chmod 700 {place.path}"
+    assert caught.value.hint == f"make it private: chmod 700 {place.path}"
 
 
 async def ends(place: ServerPlace, within_s: float) -> bool:

@@ -295,9 +295,13 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A request that reused a different number of tokens than expected. Cancelling it does not drop this message."""
+    """A request that reused a different number of tokens than expected.
+
+    id  an ID that no request has, because cancelling the request must not drop this item
+    """
 
     answer: Answer
+    request_id: int
     id: int = 0
 
 
@@ -472,8 +476,8 @@ class EngineServing:
 
     def _prepare(self, message: _Prepared) -> None:
         match message:
-            case _Begun(answer=answer):
-                self._explain_begun(answer)
+            case _Begun():
+                self._explain_begun(message.answer, message.request_id)
             case Ask():
                 self._enqueue(message)
             case Tokenize():
@@ -545,10 +549,10 @@ class EngineServing:
             )
         return self._unless_bug(partial(self._history.expected, answer, engine.cached_prefix(answer)))
 
-    def _explain_begun(self, answer: Answer) -> None:
+    def _explain_begun(self, answer: Answer, request_id: int) -> None:
         """Correct the report about a request that has reused a different number of tokens than expected."""
-        history, reused, request_id = self._history, answer.cached_tokens, self._server_ids.get(answer.request_id)
-        if history is None or reused is None or request_id is None:
+        history, reused = self._history, answer.cached_tokens
+        if history is None or reused is None:
             return
         explain = partial(history.explained, answer, reused, waits=answer.has_waited, found=answer.found_tokens)
         if (report := self._unless_bug(explain)) is not None:
@@ -590,7 +594,7 @@ class EngineServing:
         for engine_id in ids:
             answer, expected = self._expected.pop(engine_id, (None, 0))
             if answer is not None and abs((answer.cached_tokens or 0) - expected) >= LEAST:
-                self._to_prepare.put_first(_Begun(answer))
+                self._to_prepare.put_first(_Begun(answer, self._server_ids[engine_id]))
         self._send(Begun(tuple(self._server_ids[engine_id] for engine_id in ids)))
 
     def _with_server_ids(self, events: Sequence[Event]) -> tuple[Event, ...]:

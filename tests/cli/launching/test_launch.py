@@ -264,7 +264,7 @@ def test_saved_prefixes_keep_their_key(launches: Launches) -> None:
 def test_print_shows_commands_and_does_nothing(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the agent need not be installed
     shown, _ = run("launch", "pi", "--print", "--", "say 'hi'")
-    assert f"llmrun serve {launches.model} --ctx-size 8192 --parallel 4 " in shown
+    assert f"llmrun serve {launches.model} --ctx-size 32768 --parallel 4 " in shown
     assert "# Files of our own\nmkdir -p " in shown
     assert shown.splitlines()[-1].endswith(""" --provider llmrun --model script 'say '"'"'hi'"'"''""")
     assert not launches.data.exists()
@@ -305,7 +305,7 @@ def test_the_list_shows_what_is_installed(launches: Launches) -> None:
             1,
             "error: Claude Code is not installed: no program 'claude'\nhint: install it with npm ",
         ),
-        (["pi", "-c", "4096"], 2, "error: --ctx-size: 4,096 tokens are too few for pi\nhint: use 8192 or more; "),
+        (["pi", "-c", "4096"], 2, "error: --ctx-size: 4,096 tokens are too few for pi\nhint: use 32768 or more; "),
         (["pi", "-m", "http://127.0.0.1:1/v1"], 2, "error: model: http://127.0.0.1:1/v1: already runs on a server\n"),
         (["pi", "--json"], 2, "error: --json: only for --list\n"),
     ],
@@ -322,7 +322,7 @@ def test_unsuitable_models_are_refused(launches: Launches, tmp_path: Path, monke
     files = {
         "its chat template does not support tools": tiny_llama(tmp_path / "a.gguf", context=32768),
         "it has no chat template": tiny_llama(tmp_path / "b.gguf", chat_template=None, context=32768),
-        "it was trained for 512 tokens of context, and pi needs 8,192": tiny_llama(
+        "it was trained for 512 tokens of context, and pi needs 32,768": tiny_llama(
             tmp_path / "c.gguf", chat_template=tools
         ),
     }

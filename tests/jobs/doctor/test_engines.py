@@ -34,7 +34,7 @@ def test_no_engine_is_no_problem(engines: Path) -> None:
 def test_an_unsafe_folder_is_a_note(engines: Path) -> None:
     engines.mkdir(0o755)
     (finding,) = found()
-    assert (finding.status, finding.advice) == (NOTE, f"Remove {engines}.")
+    assert (finding.status, finding.advice) == (NOTE, f"Make it private: chmod 700 {engines}.")
 
 
 def test_the_runtime_folder_is_among_the_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
