@@ -160,7 +160,7 @@ class SavedChunks:
             self._report(f"saved prefix cannot be read: {path}: {error.strerror}")
             return []
         if state.tokens[: len(tokens)] == tokens:
-            return [part for part in state.parts if part.start < len(tokens)]
+            return [part for part in state.parts if part.start < len(tokens) or part.end <= len(tokens)]
         damaged.add(path)
         return []
 

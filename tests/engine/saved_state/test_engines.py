@@ -234,6 +234,20 @@ def test_a_prompt_loads_what_the_cache_would_have_kept(folder: Path, tmp_path: P
     assert kept == shared or name in ("qwen35", "falcon-h1")  # recurrent states exist at few positions
 
 
+@pytest.mark.parametrize("name", ["qwen35", "falcon-h1"])
+def test_states_at_the_end_of_chunks_are_loaded(folder: Path, tmp_path: Path, name: str) -> None:
+    path, n = tiny_architecture(folder, name), 0
+    with closing(opened(path)) as engine:
+        kv, saved = engine._backend.kv, chunks(tmp_path, engine)
+        for end in (480, *range(481, 600)):  # while an answer is generated, states are saved at multiples of 512
+            grow(engine._backend, 0, n, PROMPT[:end])
+            n = end
+        while saved.save(kv, 0, PROMPT[:n], n, ""):
+            pass
+    with closing(opened(path)) as engine:
+        assert chunks(tmp_path, engine).load(engine._backend.kv, 0, [*PROMPT[:540], *PROMPT[:50]], "") == CHUNK
+
+
 def test_a_longer_chunk_replaces_the_shorter_one(folder: Path, tmp_path: Path) -> None:
     with closing(opened(tiny_architecture(folder, "qwen3"))) as engine:
         engine.use_saved(chunks(tmp_path, engine))
