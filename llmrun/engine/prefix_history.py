@@ -174,14 +174,13 @@ class PrefixHistory:
         if total - reused >= LEAST and (near := self._nearest(answer, tokens, same, reused)) is not None:
             one, n = near
             return structs.replace(self._differing(answer, one, same[one]), reused=reused, lost=n)
-        others = {one: common for one, common in commons.items() if one not in own}
-        if (n := lost(others)) >= min(_FOREIGN, total // 2):
-            return report(PrefixCause.OTHER_KEY, n)
-        continued = any(common >= len(one.tokens) - 1 for one, common in same.items())
-        is_first = not continued and reused < min(_FOREIGN, total // 2)
-        if not is_first:
+        if reused >= min(_FOREIGN, total // 2) or any(common >= len(one.tokens) - 1 for one, common in same.items()):
             return report(PrefixCause.REUSED, 0)
-        return report(PrefixCause.FIRST, 0, time.monotonic() - self._opened)
+        # Clients are told "first prompt" in both cases, so the requests of other keys must change nothing else.
+        others = {one: common for one, common in commons.items() if one not in own}
+        is_foreign = (n := lost(others)) >= min(_FOREIGN, total // 2)
+        opened_ago = time.monotonic() - self._opened
+        return report(PrefixCause.OTHER_KEY, n, opened_ago) if is_foreign else report(PrefixCause.FIRST, 0, opened_ago)
 
     def _evicted_ago(self, had: Sequence[_Seen]) -> float:
         drops = [drop for one in had if (drop := self._drops.get(one.id)) is not None]

@@ -194,7 +194,8 @@ class PrefixReport(Portable, frozen=True):
     name       the name of the tool in `where`
     detail     more about the cause, such as "added" for a tool
     old, new   the first difference, with at most 40 characters of the earlier prompt and of this prompt
-    ago_s      seconds since the prefix was evicted or, for a first prompt, since the engine was started; 0 if unknown
+    ago_s      seconds since the prefix was evicted or, for a key's first prompt, since the engine was started; 0 if
+               unknown
     beginnings hashes of the prompt's first 32, 64, 128 ... tokens, by which prompts are recognized after a restart
     """
 

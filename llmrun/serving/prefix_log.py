@@ -95,7 +95,7 @@ class PrefixLog:
 
         The cause is then "engine restarted" or "evicted".
         """
-        if report.cause is not PrefixCause.FIRST:
+        if report.cause not in (PrefixCause.FIRST, PrefixCause.OTHER_KEY):
             return report
         started = time.time() - report.ago_s
         lengths = [(32 << number, name) for number, name in enumerate(report.beginnings)]

@@ -13,7 +13,7 @@ from llmrun.cli.prefix_advice import clients_of, sentences_of
 from llmrun.engine.requests import PrefixCause, PrefixReport, Request
 from llmrun.engine.templates.chat_template import FAMILIES
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled
-from llmrun.serving.prefix_log import Record
+from llmrun.serving.prefix_log import PrefixLog, Record, reused_words
 from tests.support.engine.prefixes import SYSTEM, TOOLS, Talk, chat, tool, turn
 from tests.support.engine.thinking_models import CHANNELS
 from tests.support.tool_calls.formats import source_of
@@ -299,6 +299,29 @@ def test_each_miss_has_the_right_cause(
     report = miss(talk_of(name, miss))
     assert (report.cause, report.where, report.name, report.detail) == (cause, where, tool_name, detail), report
     assert report.lost >= 16 or cause in (C.REUSED, C.FIRST, C.WAITED)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_restarted"),
+    [([MORE], False), ([MORE[:1], MORE], False), ([MORE], True)],
+    ids=["first", "continued", "restarted"],
+)
+def test_clients_never_learn_what_other_keys_sent(
+    prompts: Sequence[Sequence[tuple[str, str]]], is_restarted: bool
+) -> None:
+    told = []
+    for others in ([], [MORE]):
+        log = PrefixLog()
+        if is_restarted:
+            for turns in prompts:
+                log.add("qwen", "", 1.0, Talk(source_of(QWEN)).ask(Request(chat(*turns), tenant="two")))
+        talk = Talk(source_of(QWEN))
+        for turns in others:
+            talk.ask(Request(chat(*turns), tenant="one"))
+        for turns in prompts:
+            report = talk.ask(Request(chat(*turns), tenant="two"), ANSWER[:20])
+        told.append(reused_words(log.completed(report), for_client=True))
+    assert told[0] == told[1]
 
 
 # How coding agents tell the model about the day, in their prompts of November 2026.
