@@ -323,16 +323,14 @@ class Engine:
         return answer.request_id
 
     def predicted(self, answer: Answer) -> Prediction:
-        """Predict when a prepared request starts and when its first token arrives, if queued now. Thread-safe."""
+        """Predict when a prepared request starts and when its first token arrives, if queued now. Thread-safe.
+
+        Sets `answer.expected`, too.
+        """
         self._assume_costs(answer.prompt_tokens)
         running = self._in_progress
         step = None if running is None else (running[0], time.perf_counter() - running[1])
         return self._requests.predicted(answer, leaving=set(self._cancel_wishes.copy()), step=step)
-
-    def cached_prefix(self, answer: Answer) -> int:
-        """Return how many tokens of a prepared request are cached or saved now. Thread-safe."""
-        n = self._slots.cached(answer.reusable, answer.prefix_scope, answer.saved)
-        return min(n, answer.prompt_tokens - 1)
 
     @property
     def drops(self) -> Mapping[int, Drop]:

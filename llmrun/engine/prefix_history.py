@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmrun.engine.thinking import ThinkingStyle
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-LEAST: Final = 16  # fewer lost tokens are not worth an explanation, nor a wait (scheduling/scheduler.py)
+LEAST: Final = 16  # fewer lost tokens are not worth an explanation
 _LEAST_EVICTED: Final = 64  # smaller losses are often short answers, which a repeated request replaces
 _MOST_PROMPTS: Final = 32
 _MOST_COMPARED: Final = 12  # the newest ones; comparing two prompts of 19,000 tokens takes about a millisecond
@@ -60,7 +60,7 @@ class _Seen:
         self.adapters = _adapters_of(answer)
         self.n_bytes = len(msgspec.json.encode(self.prompt))
         self.n_prompt = answer.prompt_tokens
-        self.tokens = np.array(answer.tokens, np.int32)
+        self.tokens = np.array(answer.tokens[: answer.prompt_tokens], np.int32)
         self.computed: int | None = None
         self.ended = math.inf
         self._answer: Answer | None = answer
@@ -104,7 +104,7 @@ class PrefixHistory:
         self._seen: deque[_Seen] = deque(maxlen=_MOST_PROMPTS)
 
     def add(self, answer: Answer) -> None:
-        """Remember a request that is about to be queued."""
+        """Remember a request that was queued."""
         self._seen.append(_Seen(answer))
         while len(self._seen) > 1 and (
             sum(len(one.tokens) for one in self._seen) > _MOST_TOKENS
@@ -112,22 +112,15 @@ class PrefixHistory:
         ):
             self._seen.popleft()
 
-    def expected(self, answer: Answer, cached: int) -> PrefixReport:
-        """Explain how much of its prompt a request will reuse if it is queued now. `cached` tokens are in the cache."""
-        tokens = np.array(answer.tokens, np.int32)
-        leading = [
-            _common(one.tokens, tokens)
-            for one in self._others(answer)
-            if one.computed is None and one.scope == answer.prefix_scope and one.adapters == _adapters_of(answer)
-        ]
-        shared = min(max(leading, default=0), len(tokens) - 1)
-        waits = shared - cached >= LEAST and not answer.describes_prompt
-        return self.explained(answer, shared if waits else cached, waits=waits)
+    def expected(self, answer: Answer) -> PrefixReport:
+        """Explain how much of its prompt a request will probably reuse. `Engine.predicted` was called for the request."""
+        assert answer.expected is not None, "nothing is predicted"
+        return self.explained(answer, answer.expected.n, waits=answer.expected.leader is not None)
 
     def explained(self, answer: Answer, reused: int, *, waits: bool, found: int = 0) -> PrefixReport:
-        """Explain why a request has reused `reused` tokens of its prompt.
+        """Explain why a request reuses `reused` tokens of its prompt.
 
-        waits  whether the request waited until another request had computed these tokens
+        waits  whether the request waits until another request has computed these tokens
         found  how many tokens the cache contained when the request began, or 0 if it has not begun
         """
         tokens = np.array(answer.tokens[: answer.prompt_tokens], np.int32)

@@ -517,7 +517,6 @@ class EngineServing:
         answer.submitted = min(answer.submitted, ask.received)
         if ask.place is not None:
             answer.saved = self._file(ask.place)
-        report = self._explained(answer)
         wait, first_token_s = self._engine.predicted(answer)
         self._last_wait = (wait, time.monotonic())
         if not ask.admitted and self._max_wait_s is not None and wait > self._max_wait_s:
@@ -525,29 +524,28 @@ class EngineServing:
                 f"the server is busy: the predicted wait is {wait:.0f} s, the limit is {self._max_wait_s:g} s",
                 retry_after=wait,
             )
+        report = self._explained(answer)
         self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s, report))
         with self._wake:
             if ask.id not in self._cancelled:
-                if self._history is not None and report is not None:
-                    self._history.add(answer)
+                if report is not None:
                     self._expected[answer.request_id] = answer, report.reused
                 self._engine_ids[ask.id] = answer.request_id
                 self._server_ids[answer.request_id] = ask.id
                 self._engine.enqueue(answer, alone=ask.alone)
                 self._wake.notify()
-        self._end_if_cancelled(ask.id)
+        if not self._end_if_cancelled(ask.id) and self._history is not None:
+            self._unless_bug(partial(self._history.add, answer))
 
     def _explained(self, answer: Answer) -> PrefixReport | None:
         """Return how much of a prompt will probably be reused, or None if prefixes are not explained."""
         if not self._explains:
             return None
-        engine = self._engine
         if self._history is None:
+            engine, opened = self._engine, self._opened
             style = engine.thinking.style
-            self._history = PrefixHistory(
-                engine.tokenizer, engine.drops, style, key=engine.info.path, opened=self._opened
-            )
-        return self._unless_bug(partial(self._history.expected, answer, engine.cached_prefix(answer)))
+            self._history = PrefixHistory(engine.tokenizer, engine.drops, style, key=engine.info.path, opened=opened)
+        return self._unless_bug(partial(self._history.expected, answer))
 
     def _explain_begun(self, answer: Answer, request_id: int) -> None:
         """Correct the report about a request that has reused a different number of tokens than expected."""
@@ -558,7 +556,7 @@ class EngineServing:
         if (report := self._unless_bug(explain)) is not None:
             self._send(PrefixExplained(request_id, report))
 
-    def _unless_bug(self, explain: Callable[[], PrefixReport]) -> PrefixReport | None:
+    def _unless_bug(self, explain: Callable[[], Item]) -> Item | None:
         """Return the result, or report a bug and return None, because a bug in explanations must not fail requests."""
         try:
             return explain()

@@ -72,7 +72,8 @@ class Talk:
         if isinstance(answer, str):
             answer = tokenizer.encode(answer, add_special=False, parse_special=True).tolist()
         self._answer, self._n_prompt = [*answer], prepared.prompt_tokens
-        expected = self.history.expected(prepared, self.engine.cached_prefix(prepared))
+        self.engine.predicted(prepared)
+        expected = self.history.expected(prepared)
         self.history.add(prepared)
         self.engine.enqueue(prepared)
         return prepared, expected
