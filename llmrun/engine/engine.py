@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from llmrun.engine.embedding import Embedder
     from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.engine.scheduling.waits import Prediction
-    from llmrun.engine.slots import Drop
     from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -333,8 +332,8 @@ class Engine:
         return self._requests.predicted(answer, leaving=set(self._cancel_wishes.copy()), step=step)
 
     @property
-    def drops(self) -> Mapping[int, Drop]:
-        """The last requests whose tokens were evicted from the cache, by id. Other threads may read single items."""
+    def drops(self) -> Mapping[int, float]:
+        """When the last requests lost tokens in the cache, by id. Other threads may read single items."""
         return self._slots.drops
 
     def step(self) -> list[Event]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.answer import Answer
-    from llmrun.engine.slots import Drop
     from llmrun.engine.thinking import ThinkingStyle
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -85,7 +84,7 @@ class _Seen:
 class PrefixHistory:
     """The recent prompts of one engine.
 
-    drops  the last requests whose tokens were evicted, by id
+    drops  when the last requests lost tokens in the cache, by id, in seconds of `time.monotonic`
     style  the style of the model's thinking, or None
     key    identifies the model, for PrefixReport.beginnings
     opened when the engine was opened, in seconds of `time.monotonic`
@@ -94,7 +93,7 @@ class PrefixHistory:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        drops: Mapping[int, Drop],
+        drops: Mapping[int, float],
         style: ThinkingStyle | None,
         *,
         key: str = "",
@@ -176,8 +175,8 @@ class PrefixHistory:
         return report(PrefixCause.OTHER_KEY, n, opened_ago) if is_foreign else report(PrefixCause.FIRST, 0, opened_ago)
 
     def _evicted_ago(self, had: Sequence[_Seen]) -> float:
-        drops = [drop for one in had if (drop := self._drops.get(one.id)) is not None]
-        return max(0.0, time.monotonic() - max(drop.at for drop in drops)) if drops else 0.0
+        drops = [at for one in had if (at := self._drops.get(one.id)) is not None]
+        return max(0.0, time.monotonic() - max(drops)) if drops else 0.0
 
     def _nearest(
         self, answer: Answer, tokens: NDArray[np.int32], same: Mapping[_Seen, int], reused: int

@@ -53,16 +53,7 @@ _LEAST_LOADED: Final = 32
 _LOADED_TOKEN_S: Final = 3e-5  # the assumed seconds to load a saved token, until a prefix has been loaded
 # Shorter prefixes are not worth saving in a file.
 _LEAST_SAVED: Final = 64
-
-
 _MOST_DROPS: Final = 256
-
-
-class Drop(Struct, frozen=True):
-    """The loss of cached tokens: the number of kept tokens, and the time of the loss in seconds of `time.monotonic`."""
-
-    kept: int
-    at: float
 
 
 class Slot(Struct, eq=False):
@@ -99,7 +90,7 @@ class SequenceSlots:
         self._releases = 0
         self._idle_blocks: int | None = None  # None if the number must be computed again
         self._loaded_token_s = _LOADED_TOKEN_S
-        self.drops: dict[int, Drop] = {}  # the last requests whose tokens were evicted, by id
+        self.drops: dict[int, float] = {}  # when the last requests lost tokens, by id, in seconds of `time.monotonic`
 
     @property
     def n_idle(self) -> int:
@@ -231,7 +222,7 @@ class SequenceSlots:
     def _note_drop(self, slot: Slot, kept: int) -> None:
         """Record that the slot is about to lose all but the first `kept` tokens of its owner."""
         if slot.owner is not None and len(slot.tokens) > kept:
-            self.drops[slot.owner] = Drop(kept, time.monotonic())
+            self.drops[slot.owner] = time.monotonic()
             while len(self.drops) > _MOST_DROPS:
                 del self.drops[next(iter(self.drops))]
         slot.owner = None
