@@ -212,8 +212,9 @@ def _read(declared: type[R], body: dict[str, Any]) -> tuple[R, tuple[str, ...]]:
     elif stops == "":
         body["stop"] = []
     if isinstance(names := body.get("samplers"), list):
-        body["samplers"] = [name for name in names if not (isinstance(name, str) and _is_unknown_sampler(name))]
-        dropped += [f"samplers.{name}" for name in names if name not in body["samplers"]]
+        unknown = dict.fromkeys(name for name in names if isinstance(name, str) and _is_unknown_sampler(name))
+        body["samplers"] = [name for name in names if not (isinstance(name, str) and name in unknown)]
+        dropped += [f"samplers.{name}" for name in unknown]
         if not body["samplers"]:  # without samplers, llama-server draws from the model's own distribution
             body |= {"samplers": [TEMPERATURE], "temperature": 1.0}
     if body.get("repeat_penalty") is not None and body.pop("repetition_penalty", None) is not None:
@@ -248,7 +249,7 @@ def _prompt(value: str | list[Any], place: str, facts: ModelFacts) -> TextPrompt
     for is_text, group in groupby(enumerate(value), lambda item: isinstance(item[1], str)):
         [*items] = group
         if is_text:
-            parts += [part for _, part in items]
+            parts += [part for number, part in items if part or not number]  # the first text gets the BOS
             continue
         if (other := next((part for _, part in items if not isinstance(part, int)), None)) is not None:
             raise wrong_type(place, "a list of texts and token IDs", other)

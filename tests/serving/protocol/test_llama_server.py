@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,7 @@ def test_random_bodies_are_accepted_or_refused(path: str, body: dict[str, Any]) 
         ([5, 6], [TokenPrompt((5, 6))]),
         (["Hi", 5, 6, "x"], [MixedPrompt(("Hi", (5, 6), "x"))]),
         ([5, "Hi"], [MixedPrompt(((5,), "Hi"))]),
+        (["", 5, "", "x"], [MixedPrompt(("", (5,), "x"))]),
         (["Hi", "x"], [TextPrompt("Hi"), TextPrompt("x")]),
         (["Hi", [5], ["x", 6]], [TextPrompt("Hi"), TokenPrompt((5,)), MixedPrompt(("x", (6,)))]),
     ],
@@ -255,7 +257,7 @@ def test_other_fields_of_completions_are_refused(fields: dict[str, Any], param: 
 
 
 def test_lists_of_tokens_that_are_too_long_are_refused() -> None:
-    for prompt in ([5] * 4096, ["Hi", *[5] * 4096]):
+    for prompt in ([5] * 4096, ["Hi", *[5] * 4096], [5, *["Hi"] * 4096]):
         with pytest.raises(ContextExceeded):
             llama_completion(prompt=prompt)
 
@@ -268,6 +270,13 @@ def test_what_llama_server_ignores_is_ignored() -> None:
     assert (request.sampling.samplers, request.stop, request.sampling.repeat_penalty) == ("top_k", ("a",), 1.1)
     assert parsed.ignored == ("samplers.tfs_z", "repetition_penalty", "rep_pen", "tfs")
     assert llama_completion(stop="").requests[0].stop == ()
+
+
+def test_thousands_of_samplers_take_little_time() -> None:
+    began = time.thread_time()
+    with pytest.raises(InvalidField):
+        llama_completion(samplers=[*["top_k"] * 20_000, *map(str, range(20_000))])
+    assert time.thread_time() - began < 1
 
 
 def test_no_samplers_mean_the_models_own_distribution() -> None:

@@ -205,15 +205,15 @@ def check_lengths(prompts: Iterable[TextPrompt | TokenPrompt | MixedPrompt], fac
     The server itself checks the lengths, because sending millions of numbers to the engine's process would hold up all
     other requests.
     """
-    longest = max(map(_given_tokens, prompts), default=0)
+    longest = max(map(_least_tokens, prompts), default=0)
     if longest >= facts.info.context_size:
         raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
 
 
-def _given_tokens(prompt: TextPrompt | TokenPrompt | MixedPrompt) -> int:
-    """Return how many tokens of a prompt are given by their IDs."""
+def _least_tokens(prompt: TextPrompt | TokenPrompt | MixedPrompt) -> int:
+    """Return how many tokens a prompt has at least. Each text in a list has at least one."""
     if isinstance(prompt, MixedPrompt):
-        return sum(len(part) for part in prompt.parts if not isinstance(part, str))
+        return sum(bool(part) if isinstance(part, str) else len(part) for part in prompt.parts)
     return len(prompt.tokens) if isinstance(prompt, TokenPrompt) else 0
 
 
