@@ -384,7 +384,8 @@ class Engine:
         if (running := self._in_progress) is None:
             return []
         work, seconds = running[0], time.perf_counter() - running[1]
-        events, left = self._scheduler.expected_progress(work, seconds), self._requests.left((work, seconds))
+        events = self._scheduler.expected_progress(work, seconds)
+        left = self._requests.left((work, seconds)) if events else {}
         return [structs.replace(event, left_s=left.get(event.request_id)) for event in events]
 
     def generate(self, request: Request) -> Iterator[Event]:

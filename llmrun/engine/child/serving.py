@@ -70,7 +70,9 @@ from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 if TYPE_CHECKING:
     from llmrun.engine.answer import Answer
 
-_PROGRESS_S = 0.2  # seconds between two reports of the progress of prompts
+_PROGRESS_S = 0.2  # seconds between two reports of the progress of prompts, unless the reports would then take
+_PROGRESS_SHARE = 0.05  # more than this share of the time
+_RAREST_PROGRESS_S = 1.0
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps
 _RECENT_STEPS = 64
@@ -607,13 +609,16 @@ class EngineServing:
 
     def _report_progress(self) -> None:
         """Report the progress of prompts, even during a long step, in which the kernels release the GIL."""
+        taken_s = 0.0  # what the last report cost; with dozens of prompts, predicting their ends takes 30 ms
         while True:
             self._runs.wait()
-            time.sleep(_PROGRESS_S)
+            time.sleep(min(max(_PROGRESS_S, taken_s / _PROGRESS_SHARE), _RAREST_PROGRESS_S))
+            began = time.thread_time()
             known = [(self._server_ids.get(event.request_id), event) for event in self._engine.prefill_progress()]
             found = [structs.replace(event, request_id=its_id) for its_id, event in known if its_id is not None]
             if found:
                 self._send(Prefilling(tuple(found)))
+            taken_s = time.thread_time() - began
 
     def _predicted_wait(self) -> float:
         """Return the predicted wait of a new request: the last prediction, minus the time since that prediction."""

@@ -40,6 +40,9 @@ _TOGETHER: Final = 512
 # running answers or prompts end earlier.
 _EXACT_ROUNDS: Final = 100
 _COARSENESS: Final = 0.02
+# After this many rounds, requests that end are not followed by further ones, which could hold up a long prompt for
+# thousands of rounds.
+_FOLLOWED_ROUNDS: Final = 400
 
 _ASSUMED_SHARE: Final = 0.8  # the share of requests that are followed by another one, until requests have ended
 _USUAL_SHARE: Final = 0.7  # from this share on, all requests are assumed to be followed
@@ -229,7 +232,7 @@ class Simulation:
                     self._blocks + load.blocks,
                     self._depth - depth,
                 )
-                if self._successors is not None and self.admitted.keys() >= set(until):
+                if self._successors is not None and n_rounds < _FOLLOWED_ROUNDS and self.admitted.keys() >= set(until):
                     self._follow(load, self._successors)
             self._admit()
 

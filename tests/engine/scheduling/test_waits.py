@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.backends.run_speeds import LearntCosts
 from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
 from llmrun.engine.scheduling.scheduler import ChunkRule
-from llmrun.engine.scheduling.waits import AnswerLengths, Load, Simulation
+from llmrun.engine.scheduling.waits import AnswerLengths, Load, Simulation, Successors
 from tests.support.engine.simulated_server import MACHINES, SimulatedServer, random_job
 
 BUSY = Load(missing=0, depth=100, generated=10, limit=200, blocks=10)
@@ -202,6 +203,34 @@ def test_a_prediction_takes_milliseconds() -> None:
         assert wait(NEW, waiting, running, free_blocks=10_000) > 0
         taken.append(time.perf_counter() - started)
     assert min(taken) < 0.1
+
+
+def test_successors_do_not_hold_up_a_simulation_for_long() -> None:
+    """Without a limit on followed requests, thousands of short successors run before each of the long prompts."""
+    chance = random.Random(1)
+    running = [
+        Load(chance.choice((0, 19_000)), chance.randint(100, 5000), 10, 500, 20, computed=100) for _ in range(64)
+    ]
+    costs = StepCosts()
+    costs.assume(LearntCosts((0.06, 0.008, 4e-4, 2e-5), (0.06, 0.004, 1e-3, 1e-4), 256, 1 << 21, 8))
+    rule, prompts = (
+        ChunkRule(costs, MOST_ROWS, by_seconds=True),
+        [at for at, load in enumerate(running) if load.missing],
+    )
+    simulation = Simulation(
+        running,
+        [NEW],
+        free_slots=0,
+        free_blocks=0,
+        rule=rule,
+        lengths=AnswerLengths(),
+        tokens_per_step=1.0,
+        successors=Successors(),
+    )
+    began = time.thread_time()
+    simulation.run(prompts)
+    assert time.thread_time() - began < 0.5
+    assert simulation.first_tokens.keys() >= {*prompts}
 
 
 def test_lengths_are_learnt_for_each_order_of_magnitude() -> None:
