@@ -112,7 +112,7 @@ class PrefixHistory:
             self._seen.popleft()
 
     def expected(self, answer: Answer) -> PrefixReport:
-        """Explain how much of its prompt a request will probably reuse. `Engine.predicted` was called for the request."""
+        """Explain how much of its prompt a request will probably reuse. Call `Engine.predicted` first."""
         assert answer.expected is not None, "nothing is predicted"
         return self.explained(answer, answer.expected.n, waits=answer.expected.leader is not None)
 

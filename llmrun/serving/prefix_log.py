@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import msgspec
@@ -85,6 +86,7 @@ class PrefixLog:
     def __init__(self, folder: Path | None = None, note: Callable[[str], None] = lambda words: None) -> None:
         self._folder, self._note = folder, note
         self._has_failed = False
+        self._writing = Lock()
         self._known: dict[str, float] = {}  # when a prompt with this beginning was last seen, in Unix time
         if folder is not None:
             for record in read_records(folder).found:
@@ -125,8 +127,12 @@ class PrefixLog:
     def _append(self, line: bytes) -> None:
         assert self._folder is not None
         path = self._folder / _NAME
+        with self._writing:  # two threads could otherwise replace the older file, the second one by a few records
+            self._append_to(path, line)
+
+    def _append_to(self, path: Path, line: bytes) -> None:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | O_BINARY | O_NOFOLLOW, 0o600)
             try:
                 n_bytes = os.fstat(descriptor).st_size

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -93,6 +96,25 @@ def test_records_stay_within_a_megabyte(folder: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in files] == ["prefixes.1.jsonl", "prefixes.jsonl"]
     assert sum(path.stat().st_size for path in files) < 2 * 4096 + 200
     assert read_records(folder).found[-1].report.total == 99
+
+
+def test_threads_that_write_records_lose_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    log, line = PrefixLog(folder, notes.append), msgspec.json.encode(record(PrefixReport(5, 5))) + b"\n"
+    for _ in range(9):
+        log._append(line)
+    monkeypatch.setattr(prefix_log, "MOST_BYTES", 10 * len(line) - 1)
+    write, both = os.write, threading.Barrier(2, timeout=0.1)
+
+    def slow_write(descriptor: int, data: bytes) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow_write)
+    with ThreadPoolExecutor(2) as threads:
+        [*_] = threads.map(log._append, [line] * 2)
+    assert (len(read_records(folder).found), notes) == (11, [])
 
 
 def test_a_full_disk_is_noted_once(folder: Path) -> None:
