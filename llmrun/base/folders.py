@@ -192,7 +192,10 @@ def problem_with_private(path: Path, status: os.stat_result) -> tuple[str, str]:
                 "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders of your own",
             )
         if status.st_mode & 0o077:
-            return f"other users may access it (mode {stat.S_IMODE(status.st_mode):04o})", f"make it private: chmod 700 {path}"
+            return (
+                f"other users may access it (mode {stat.S_IMODE(status.st_mode):04o})",
+                f"make it private: chmod 700 {path}",
+            )
     return "", ""
 
 
