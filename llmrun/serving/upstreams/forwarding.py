@@ -224,7 +224,8 @@ class Reply:
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole response, with headers from the upstream's response."""
         async with self._lock:
-            await self._start(status, headers, {"content-length": str(len(body))})
+            if not self.started:  # spaces may have kept the connection alive
+                await self._start(status, headers, {"content-length": str(len(body))})
             await self._body(body, more=False)
 
     async def events(self, headers: Mapping[str, str], raw: bytes) -> None:

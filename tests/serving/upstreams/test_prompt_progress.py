@@ -87,6 +87,22 @@ def test_a_late_refusal_keeps_its_status() -> None:
         assert front.chat(model=MODEL, stream=True).status == 400
 
 
+def test_a_whole_answer_may_follow_spaces() -> None:
+    """Ollama's clients load a model with a request without messages, which can take minutes."""
+    ready, body = threading.Event(), b'{"done":true}'
+
+    def load_slowly(asked: Asked, connection: socket.socket) -> None:
+        ready.wait(0.5)
+        length = str(len(body)).encode()
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + length + b"\r\n\r\n" + body
+        )
+
+    with behind(load_slowly, ping_s=0.01) as (front, _):
+        reply = front.send("POST", "/api/chat", {"model": MODEL, "messages": []})
+        assert (reply.status, reply.body.strip()) == (200, body)
+
+
 def response_events(*kinds: str, first: int = 1, numbered: bool = True) -> list[bytes]:
     """Return events of the Responses API, with IDs that begin with `first`."""
     found = []
