@@ -274,7 +274,7 @@ _HEADERS = {
 class Stream:
     """The form of one stream.
 
-    large   True if the request is large; the first and last events of some APIs repeat much of the request
+    large   True if the request is large. The first and last events of some APIs and those without IDs repeat most of it
     ping_s  the longest silence in seconds
     client  the client's User-Agent
     returns_progress  True if the client asked for the progress of the prompt
@@ -326,8 +326,8 @@ class Stream:
                 if patient is not None and not chunks and clock() - told_at >= patience_s:
                     chunks += patient.begin(choices.prompt_tokens) or map(Unnumbered, patient.keep_alive())
             finally:  # events that arrived before an error are sent, too
-                is_first = not self.numbers.last
-                data = await off_the_loop(self.large and is_first, partial(self._framed, chunks))
+                is_small = self.numbers.last and not any(isinstance(chunk, Unnumbered) for chunk in chunks)
+                data = await off_the_loop(self.large and not is_small, partial(self._framed, chunks))
                 if data:
                     told_at = clock()
                 elif clock() - sent_at >= self.ping_s:
