@@ -21,6 +21,7 @@ SYSTEM: Final = "system prompt"
 _TOOLS: Final = "tools"
 _KNOWN: Final = 32  # characters by which a text is found if the template has changed its end
 _HEAD: Final = 40  # characters that may precede the name of a tool in the rendered definition
+_MOST_MISSING: Final = 200  # messages whose text the template has left out; searching for one takes up to a millisecond
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # other roles may be any text
 
 
@@ -119,9 +120,13 @@ def _spans(prompt: ChatPrompt, text: str) -> Iterator[_Span]:
     end = 0
     tools_from = 0
     first_turn = len(text)
+    n_missing = 0
     for number, message in enumerate(prompt.messages):
         found = [span for each in _texts(message) if (span := _find(text, each, end)) is not None]
         if not found:
+            n_missing += 1
+            if n_missing > _MOST_MISSING:
+                break
             continue
         start = min(first for first, _ in found)
         end = max(last for _, last in found)

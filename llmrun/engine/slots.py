@@ -51,6 +51,7 @@ class Neighbours:
 # A saved prefix is loaded only if it is longer than the cached prefix by at least the tokens of a block.
 _LEAST_LOADED: Final = 32
 _LOADED_TOKEN_S: Final = 3e-5  # the assumed seconds to load a saved token, until a prefix has been loaded
+_LEAST_TIMED: Final = 512  # tokens; opening the files dominates the time of shorter loads
 # Shorter prefixes are not worth saving in a file.
 _LEAST_SAVED: Final = 64
 _MOST_DROPS: Final = 256
@@ -154,7 +155,7 @@ class SequenceSlots:
             except KVFull:
                 kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
         slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
-        if kept:
+        if kept >= _LEAST_TIMED:
             self._loaded_token_s = (time.perf_counter() - began) / kept
 
     def save(self, saved: SavedPrefixes, most: int | None = None) -> bool:

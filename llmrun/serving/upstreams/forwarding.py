@@ -188,6 +188,8 @@ def _has_text(part: Mapping[str, Any]) -> bool:
 
 
 # The response headers of upstreams that are passed on. Other headers may concern the upstream's connection or keys.
+# The headers of upstreams for clients. x-llmrun-prefix is not among them: all clients share the key for an upstream, so
+# it would reveal what other clients have sent.
 _PASSED_ON: Final = (
     "content-type",
     "retry-after",

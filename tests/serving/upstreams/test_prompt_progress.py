@@ -32,7 +32,7 @@ def held(*events: bytes) -> tuple[threading.Event, Script]:
     def script(asked: Asked, connection: socket.socket) -> None:
         connection.sendall(chunked(*events))
         assert go_on.wait(TIMEOUT_S)
-        connection.close()
+        connection.shutdown(socket.SHUT_RDWR)
 
     return go_on, script
 
