@@ -16,7 +16,7 @@ from tests.cli.test_messages import CODES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "llmrun.1"
-NOT_FOR_USERS = {"LLMRUN_TEST_CACHE", "LLMRUN_KEY"}  # `launch` sets the second one for Codex
+NOT_FOR_USERS = {"LLMRUN_TEST_CACHE"}
 
 
 def text() -> str:

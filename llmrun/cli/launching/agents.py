@@ -68,6 +68,7 @@ class Agent(Struct, frozen=True):
 
 def _codex(served: Served, _environment: Mapping[str, str]) -> SetUp:
     provider = f"model_providers.{_ID}"
+    key = "CODEX_LLMRUN_KEY"  # Codex's commands inherit the variable, and names that begin with LLMRUN_ are settings
     overrides: dict[str, object] = {
         "model": served.model,
         "model_provider": _ID,
@@ -76,12 +77,12 @@ def _codex(served: Served, _environment: Mapping[str, str]) -> SetUp:
         f"{provider}.name": _ID,
         f"{provider}.base_url": served.v1,
         f"{provider}.wire_api": "responses",
-        f"{provider}.env_key": "LLMRUN_KEY",
+        f"{provider}.env_key": key,
         f"{provider}.stream_idle_timeout_ms": _HOUR_MS,
     }
     # The values are TOML. JSON's strings, numbers and booleans are TOML, too.
     flags = [f"-c{name}={_json(value)}" for name, value in overrides.items()]
-    return SetUp(arguments=tuple(flags), variables={"LLMRUN_KEY": served.key})
+    return SetUp(arguments=tuple(flags), variables={key: served.key})
 
 
 def _claude(served: Served, _environment: Mapping[str, str]) -> SetUp:

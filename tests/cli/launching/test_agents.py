@@ -13,6 +13,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.launching.agents import AGENTS, Agent, Served, SetUp
+from llmrun.options.settings import PREFIX
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "agents.md"
 FOLDER = Path("/folder of ours")
@@ -88,6 +89,11 @@ def test_files_are_below_the_folder_of_the_run(agent: Agent) -> None:
 def test_the_users_settings_do_not_change_the_set_up(agent: Agent) -> None:
     others = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY"), "another provider")
     assert set_up(agent, **others) == set_up(agent)
+
+
+def test_agents_can_run_llmrun(agent: Agent) -> None:
+    """Commands that an agent runs inherit its variables, and llmrun refuses unknown variables with its own prefix."""
+    assert not any(name.startswith(PREFIX) for name in set_up(agent).variables)
 
 
 def test_agents_wait_an_hour_for_the_first_token(agent: Agent) -> None:

@@ -278,7 +278,7 @@ def test_printed_commands_run_in_a_shell(launches: Launches, monkeypatch: pytest
     subprocess.run(["bash", "-euc", agent], check=True, stdout=subprocess.DEVNULL)
     report = launches.agents.report()
     assert report["arguments"][-1] == "say 'hi'"
-    assert report["environment"]["LLMRUN_KEY"] == "unused"
+    assert report["environment"]["CODEX_LLMRUN_KEY"] == "unused"
 
 
 def test_the_list_shows_what_is_installed(launches: Launches) -> None:
