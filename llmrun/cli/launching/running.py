@@ -73,7 +73,10 @@ class AgentRun:
         if sys.platform == "win32":
             return process.wait()
         while True:
-            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            try:
+                _, status = os.waitpid(process.pid, os.WUNTRACED)
+            except ChildProcessError:  # the agent has ended, and `send_signal` in a signal handler has noticed it first
+                return process.wait()
             if not os.WIFSTOPPED(status):
                 process.returncode = os.waitstatus_to_exitcode(status)
                 return process.returncode
