@@ -116,11 +116,13 @@ class ServerPlace:
         """Wait until nobody holds a lease, make sure that nobody can join, and call `end`."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._shorten_log()
-            if self.has_leases():
-                continue
-            with suppress(LockHeld), self.joining(0):
-                if not self.has_leases():
+            with suppress(LockHeld, OSError):  # for example, too many files may be open at the moment
+                self._shorten_log()
+                if self.has_leases():
+                    continue
+                with self.joining(0):
+                    if self.has_leases():
+                        continue
                     self._facts.unlink(missing_ok=True)
                     end()
                     return

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import stat
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +114,20 @@ def test_a_server_waits_for_one_that_joins(place: ServerPlace) -> None:
     with place.joining(0):
         assert not asyncio.run(ends(place, 0.05))
     assert place.facts() == FACTS
+
+
+@pytest.mark.usefixtures("_often")
+def test_a_failed_look_is_repeated(place: ServerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment, a server may have too many open files."""
+    failures = iter([OSError(errno.EMFILE, "too many open files")])
+
+    def looked(*arguments: Any) -> bool:
+        for failure in failures:
+            raise failure
+        return claimed(*arguments)
+
+    monkeypatch.setattr(leases, "claimed", looked)
+    assert asyncio.run(ends(place, 5))
 
 
 @pytest.mark.usefixtures("_often")
