@@ -1,7 +1,8 @@
-"""Lets a server live as long as somebody holds a lease on it, even if the holders are killed.
+"""Keeps a server alive as long as somebody holds a lease on it, and ends it even if the holders are killed.
 
 A lease is a lock on a file, which the system releases when its holder ends. `llmrun launch` takes a lease before it
-starts a server, and several runs may hold leases on one server. The server looks for leases, and ends without them.
+starts a server, and several runs may hold leases on one server. The server regularly looks for leases, and ends if
+there are none.
 
 A server has a folder of its own:
 
@@ -10,7 +11,7 @@ A server has a folder of its own:
     server.json  how to reach the server, once it accepts requests (ServerFacts)
     key          the API key of a server whose key is not kept
     log          the server's messages
-    runs/        for each lease, a lock and a folder with its holder's private files
+    runs/        a lock and a folder with the holder's private files for each lease
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ServerPlace:
             private_folder(folder)
 
     def joining(self, seconds: float) -> AbstractContextManager[None]:
-        """Hold the lock of those who join, start or end the server. Raises LockHeld."""
+        """Hold the lock for joining, starting or ending the server. Raises LockHeld."""
         return locked(self.path / "join.lock", seconds)
 
     @contextmanager
@@ -97,7 +98,7 @@ class ServerPlace:
         for path in (self._facts, self.key):
             path.unlink(missing_ok=True)
 
-    # The methods below are for the server's process.
+    # Only the server's process calls the methods below.
 
     @contextmanager
     def served(self) -> Iterator[None]:

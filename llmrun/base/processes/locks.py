@@ -1,4 +1,4 @@
-"""Locks on files that the system releases when their holder ends, even if it is killed."""
+"""File locks that the system releases when their holder ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_held(path: Path, seconds: float = 0.0) -> bool:
 
 @contextmanager
 def claim(folder: Path) -> Iterator[Path]:
-    """Hold the lock of a new file in a folder, which is removed at the end. Yields its path. Raises OSError."""
+    """Create a file in a folder, hold its lock in the `with` block, and remove it. Yields its path. Raises OSError."""
     with ExitStack() as held:
         while True:
             path = folder / f"{secrets.token_hex(4)}.lock"
@@ -67,9 +67,9 @@ def claim(folder: Path) -> Iterator[Path]:
 
 
 def claimed(folder: Path, forget: Callable[[Path], None] = lambda path: None) -> bool:
-    """Return whether anybody holds a claim in a folder, and remove the claims of those who were killed.
+    """Return whether anybody holds a claim in a folder, and remove the claims of killed processes.
 
-    forget  is called with each of these claims before its file is removed
+    forget  called with the file of each claim that is removed, before the removal
     """
     found = False
     for path in folder.glob("*.lock"):

@@ -1,7 +1,7 @@
-"""What each coding agent needs so that it uses a server of llmrun, as pure data.
+"""Describes how to connect each coding agent to a server of llmrun.
 
-Each agent takes the connection from variables, from arguments, or from a file of ours, so that no file of the user
-changes, and the user's other settings of the agent stay in effect.
+Each agent takes the connection from environment variables, arguments, or a file of ours. The user's files do not
+change, and the user's other settings of the agent stay in effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_OUTPUT: Final = 8192
 
 
 class Served(Struct, frozen=True):
-    """What the agent is connected to."""
+    """The server and the model that the agent is connected to."""
 
     url: str  # for example http://127.0.0.1:8080, without /v1
     key: str
@@ -40,7 +40,7 @@ class Served(Struct, frozen=True):
 
 
 class OwnFile(Struct, frozen=True):
-    """A file below `Served.folder`, which we write with rights 0600."""
+    """A file below `Served.folder`, which we write with mode 0600."""
 
     path: Path
     text: str
@@ -60,7 +60,7 @@ class Agent(Struct, frozen=True):
     title: str
     program: str  # looked for on PATH
     install: str  # the command that installs the agent
-    first_prompt: int  # tokens of its first prompt, with Qwen's vocabulary
+    first_prompt: int  # tokens of its first prompt, counted with Qwen's tokenizer
     context: int  # the smallest sensible context, in tokens
     set_up: Callable[[Served, Mapping[str, str]], SetUp]  # the second argument is the environment
     tools: bool = True  # whether the agent needs a model that can call tools

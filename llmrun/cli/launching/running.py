@@ -20,7 +20,7 @@ from llmrun.base.processes.commands import HANGUP, TERMINATING
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, saved_modes
 
-# An agent that was killed may have left the alternate screen, a hidden cursor, and reports of the mouse and of pastes.
+# An agent that was killed may have left the alternate screen, a hidden cursor, and mouse and paste reporting.
 _USUAL_SCREEN: Final = "\x1b[?1047l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l"
 
 
