@@ -54,7 +54,7 @@ _DROPPABLE = (("NAME",), ("INSTALL IT WITH",))  # columns to drop on narrow term
 _WORTH_SAVING = 2000  # tokens; shorter prompts are processed quickly
 _URL = "http://127.0.0.1:8080"  # the address of the server that --print shows
 _QUESTION = (
-    "Keep the beginning of agents' prompts on disk, so that later sessions start at once? They take up to {size}, and\n"
+    "Keep processed prompts of agents on disk, so that later sessions start sooner? They take up to {size}, and\n"
     "only your user account can read them. [Y/n] "
 )
 
@@ -187,7 +187,7 @@ def _show_list(agents: Sequence[Agent], *, as_json: bool) -> None:
 
 
 def _saves_prefixes(settings: Settings, agent: Agent, flag: bool | None, *, asks: bool) -> bool:
-    """Return whether the server saves prefixes: according to the flag, or to the user's only answer to a question."""
+    """Return whether the server saves prefixes: as the flag says, or as the user answered when asked once."""
     from llmrun.base.folders import private_folder, write_private
     from llmrun.cli.launching.server import launch_folder
 
@@ -206,8 +206,8 @@ def _saves_prefixes(settings: Settings, agent: Agent, flag: bool | None, *, asks
     is_yes = said.lower() in ("", "y", "yes")
     private_folder(launch_folder())
     write_private(answer, b"yes" if is_yes else b"no")
-    words = "--no-save-prefixes leaves them out" if is_yes else "--save-prefixes keeps them anyway"
-    out.note(f"this is not asked again; {words}")
+    flag_for_one = "--no-save-prefixes" if is_yes else "--save-prefixes"
+    out.note(f"llmrun will not ask again; {flag_for_one} overrides your answer once")
     return is_yes
 
 
@@ -238,7 +238,7 @@ def _launch(agent: Agent, command: Sequence[str], wanted: Wanted, found: AgentMo
         kept = {name: value for name, value in os.environ.items() if name not in set_up.removed}
         code = run.run([program, *set_up.arguments, *arguments], {**kept, **set_up.variables})
         if not place.is_alive():
-            out.note(f"the server ended before the agent; its messages: {place.log}")
+            out.note(f"the server ended before the agent; its messages are in {place.log}")
         return code
 
 
@@ -277,7 +277,7 @@ def _first_wait(agent: Agent, wanted: Wanted, found: AgentModel) -> float | None
 
 
 def _print(agent: Agent, wanted: Wanted, found: AgentModel, arguments: Sequence[str]) -> None:
-    """Print how to do the same by hand, as commands for a shell."""
+    """Print shell commands that do the same by hand."""
     place, context = _place(wanted, found)
     out.lines(_commands(agent, wanted, found, arguments, place, context))
 
@@ -295,7 +295,7 @@ def _commands(
     yield shell.words(["llmrun", *wanted.arguments(context)])
     for number, file in enumerate(set_up.files):
         if not number:
-            yield "# Files of our own"
+            yield "# Files for the agent"
         yield from shell.writing(file.path, file.text)
     yield f"# {agent.title}"
     yield from (shell.unset(name) for name in set_up.removed if name in os.environ)

@@ -41,7 +41,7 @@ _ERROR: Final = re.compile(r"^error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
 class Wanted:
     """The server that a run needs.
 
-    settings  for all options of the server except the context
+    settings  the server's options, except the context
     model     a name that means the same model in any folder
     context   the smallest context, in tokens
     saves     whether the server saves prefixes on disk
@@ -108,7 +108,7 @@ def kept_key_file() -> Path:
 def tidy() -> None:
     """Remove what killed runs have left, and the folders of servers that ended long ago. Raises OSError.
 
-    Home directories may be on network file systems, and other computers' locks cannot always be seen from here.
+    Home directories may be on network file systems, where the locks of other computers are not always visible.
     """
     for path in servers_folder().glob("*"):
         place, is_old = ServerPlace(path), time.time() - path.stat().st_mtime > _OLD_S
@@ -143,14 +143,14 @@ def connected(wanted: Wanted, place: ServerPlace, context: int) -> Iterator[Conn
 
 @contextmanager
 def _joining(place: ServerPlace) -> Iterator[None]:
-    """Hold the lock of those who join or start a server, which another run may hold while the model is loaded."""
+    """Hold the lock for joining or starting a server, which another run may hold while the model is loaded."""
     with ExitStack() as held:
         while True:
             try:
                 held.enter_context(place.joining(_LOOK_S))
                 break
             except LockHeld:
-                out.progress("waiting for another launch, which starts the server")
+                out.progress("waiting for another launch to start the server")
         yield
 
 

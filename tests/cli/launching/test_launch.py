@@ -168,7 +168,7 @@ def test_a_server_that_dies_is_reported(launches: Launches) -> None:
     launches.agents.end()
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
-    assert f"the server ended before the agent; its messages: {place.log}\n" in errors.decode()
+    assert f"the server ended before the agent; its messages are in {place.log}\n" in errors.decode()
 
 
 @pytest.mark.push
@@ -242,7 +242,7 @@ def test_saving_is_offered_only_once(launches: Launches) -> None:
     screen.expect_exact("can read them. [Y/n] ")
     screen.sendline("n")
     screen.expect(pexpect.EOF)
-    assert b"this is not asked again; --save-prefixes keeps them anyway" in screen.before
+    assert b"llmrun will not ask again; --save-prefixes overrides your answer once" in screen.before
     assert (launches.data / "launch" / "save-prefixes").read_text() == "no"
     screen = launches.on_terminal("codex")
     screen.expect(pexpect.EOF)
@@ -265,7 +265,7 @@ def test_print_shows_commands_and_does_nothing(launches: Launches, monkeypatch: 
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the agent need not be installed
     shown, _ = run("launch", "pi", "--print", "--", "say 'hi'")
     assert f"llmrun serve {launches.model} --ctx-size 32768 --parallel 4 " in shown
-    assert "# Files of our own\nmkdir -p " in shown
+    assert "# Files for the agent\nmkdir -p " in shown
     assert shown.splitlines()[-1].endswith(""" --provider llmrun --model script 'say '"'"'hi'"'"''""")
     assert not launches.data.exists()
 
