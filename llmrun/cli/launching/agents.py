@@ -155,14 +155,17 @@ def _aider(served: Served, _environment: Mapping[str, str]) -> SetUp:
         "mode": "chat",
     }
     own = OwnFile(served.folder / "models.json", _json({model: facts}))
+    # aider lets the user's .env files override variables. It reads this file last.
+    key = OwnFile(served.folder / "key.env", f"OPENAI_API_KEY={served.key}\n")
     arguments = (
         *("--model", model, "--weak-model", model),
         *("--model-metadata-file", str(own.path)),
+        *("--env-file", str(key.path), "--openai-api-base", served.v1),
         *("--timeout", str(_HOUR_MS // 1000)),
         "--no-check-update",
     )
     variables = {"OPENAI_API_BASE": served.v1, "OPENAI_API_KEY": served.key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return SetUp(arguments, variables, files=(own,))
+    return SetUp(arguments, variables, files=(own, key))
 
 
 def _cline(served: Served, _environment: Mapping[str, str]) -> SetUp:

@@ -125,6 +125,15 @@ def test_other_providers_of_claude_code_are_switched_off() -> None:
     assert not {*found.removed} & found.variables.keys()
 
 
+def test_env_files_do_not_redirect_aider() -> None:
+    """aider lets .env files override variables, but arguments and the last of these files take precedence."""
+    found = set_up(AGENTS["aider"])
+    given = dict(zip(found.arguments, found.arguments[1:], strict=False))
+    assert given["--openai-api-base"] == SERVED.v1
+    texts = {str(file.path): file.text for file in found.files}
+    assert texts[given["--env-file"]] == f"OPENAI_API_KEY={SERVED.key}\n"
+
+
 def test_answers_take_at_most_a_quarter_of_the_context() -> None:
     assert [Served("", "", "", context, FOLDER).output for context in (8192, 16_384, 131_072)] == [2048, 4096, 8192]
 
