@@ -214,7 +214,7 @@ def _saves_prefixes(settings: Settings, agent: Agent, flag: bool | None, *, asks
 def _launch(agent: Agent, command: Sequence[str], wanted: Wanted, found: AgentModel) -> int:
     """Run the agent with a server, and return the agent's exit code."""
     from llmrun.base.folders import write_private
-    from llmrun.cli.launching.agents import Served
+    from llmrun.cli.launching.agents import Served, around_proxies
     from llmrun.cli.launching.models import unsuitable
     from llmrun.cli.launching.running import AgentRun
     from llmrun.cli.launching.server import connected, tidy
@@ -236,7 +236,8 @@ def _launch(agent: Agent, command: Sequence[str], wanted: Wanted, found: AgentMo
         run = held.enter_context(AgentRun())
         program, *arguments = command
         kept = {name: value for name, value in os.environ.items() if name not in set_up.removed}
-        code = run.run([program, *set_up.arguments, *arguments], {**kept, **set_up.variables})
+        variables = {**around_proxies(os.environ), **set_up.variables}
+        code = run.run([program, *set_up.arguments, *arguments], {**kept, **variables})
         if not place.is_alive():
             out.note(f"the server ended before the agent; its messages are in {place.log}")
         return code
@@ -285,7 +286,7 @@ def _print(agent: Agent, wanted: Wanted, found: AgentModel, arguments: Sequence[
 def _commands(
     agent: Agent, wanted: Wanted, found: AgentModel, arguments: Sequence[str], place: ServerPlace, context: int
 ) -> Iterator[str]:
-    from llmrun.cli.launching.agents import Served
+    from llmrun.cli.launching.agents import Served, around_proxies
     from llmrun.cli.launching.server import launch_folder
 
     served = Served(_URL, "unused", found.name, context, launch_folder() / "printed")
@@ -299,5 +300,6 @@ def _commands(
         yield from shell.writing(file.path, file.text)
     yield f"# {agent.title}"
     yield from (shell.unset(name) for name in set_up.removed if name in os.environ)
-    yield from (shell.setting(name, value) for name, value in set_up.variables.items())
+    variables = {**around_proxies(os.environ), **set_up.variables}
+    yield from (shell.setting(name, value) for name, value in variables.items())
     yield shell.words([agent.program, *set_up.arguments, *arguments])

@@ -256,6 +256,16 @@ def _gptme(served: Served, _environment: Mapping[str, str]) -> SetUp:
     return SetUp(("--model", f"local/{served.model}"), variables)
 
 
+def around_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that keep an agent's requests to this machine away from the user's proxy, if there is one."""
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    if not any(environment.get(each) for name in names for each in (name, name.upper())):
+        return {}
+    given = environment.get("no_proxy") or environment.get("NO_PROXY")
+    hosts = f"{given},127.0.0.1" if given else "127.0.0.1"
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
 def _given(variable: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the JSON object in a variable of the user. Raises UsageError."""
     try:

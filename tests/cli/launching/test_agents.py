@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.launching.agents import AGENTS, Agent, Served, SetUp
+from llmrun.cli.launching.agents import AGENTS, Agent, Served, SetUp, around_proxies
 from llmrun.options.settings import PREFIX
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "agents.md"
@@ -132,6 +132,13 @@ def test_env_files_do_not_redirect_aider() -> None:
     assert given["--openai-api-base"] == SERVED.v1
     texts = {str(file.path): file.text for file in found.files}
     assert texts[given["--env-file"]] == f"OPENAI_API_KEY={SERVED.key}\n"
+
+
+def test_proxies_do_not_get_requests_to_this_machine() -> None:
+    assert around_proxies(HOME) == {}
+    assert around_proxies({"HTTPS_PROXY": "http://proxy:1"})["NO_PROXY"] == "127.0.0.1"
+    found = around_proxies({"http_proxy": "http://proxy:1", "NO_PROXY": "intranet"})
+    assert found == dict.fromkeys(("no_proxy", "NO_PROXY"), "intranet,127.0.0.1")
 
 
 def test_answers_take_at_most_a_quarter_of_the_context() -> None:
