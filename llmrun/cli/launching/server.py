@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -111,13 +111,15 @@ def tidy() -> None:
     Home directories may be on network file systems, where the locks of other computers are not always visible.
     """
     for path in servers_folder().glob("*"):
-        place, is_old = ServerPlace(path), time.time() - path.stat().st_mtime > _OLD_S
-        if path.name.startswith(this_computer()):
-            if place.has_leases() or place.is_alive():
-                continue
-            place.clear()
-        if is_old:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError, LockHeld):  # another run tidies, too, or joins the server
+            place, is_old = ServerPlace(path), time.time() - path.stat().st_mtime > _OLD_S
+            if path.name.startswith(this_computer()):
+                with place.joining(0):
+                    if place.has_leases() or place.is_alive():
+                        continue
+                    place.clear()
+            if is_old:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
