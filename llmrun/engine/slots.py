@@ -112,10 +112,10 @@ class SequenceSlots:
 
     def expected(self, tokens: list[int], tenant: str, saved: SavedPrefixes | None) -> tuple[int, float]:
         """Return the length of the prefix that `acquire` would find now, and the seconds to load it. Thread-safe."""
-        shared, most = self._longest(tokens, tenant)[0], len(tokens) - 1
-        if saved is not None and (stored := saved.longest(tokens[:-1], tenant)) >= shared + _LEAST_LOADED:
+        shared = self._longest(tokens, tenant)[0]
+        if stored := _loadable(tokens, tenant, saved, shared):
             return stored, stored * self._loaded_token_s
-        return min(shared, most), 0.0
+        return min(shared, len(tokens) - 1), 0.0
 
     def acquire(self, tokens: list[int], tenant: str = "", saved: SavedPrefixes | None = None) -> Slot:
         """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
@@ -125,7 +125,7 @@ class SequenceSlots:
         self._idle_blocks = None
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         shared, source = self._longest(tokens, tenant)
-        if saved is not None and saved.longest(tokens[:-1], tenant) >= shared + _LEAST_LOADED:
+        if saved is not None and _loadable(tokens, tenant, saved, shared):
             self._load(idle[0], tokens[:-1], tenant, saved)
             shared, source = self._longest(tokens, tenant)
         n = min(shared, len(tokens) - 1)
@@ -274,6 +274,15 @@ class SequenceSlots:
             if slot.tenant == tenant and not slot.is_lent and (shared := common_prefix(slot.tokens, tokens)) > n:
                 n, found = shared, slot
         return n, found
+
+
+def _loadable(tokens: list[int], tenant: str, saved: SavedPrefixes | None, shared: int) -> int:
+    """Return the length of the tenant's longest saved prefix, or 0 if loading it is not worthwhile.
+
+    shared  the length of the longest cached prefix
+    """
+    stored = 0 if saved is None else saved.longest(tokens[:-1], tenant)
+    return stored if stored >= shared + _LEAST_LOADED else 0
 
 
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:

@@ -29,6 +29,7 @@ from llmrun.serving.protocol.llama_server import ParsedGeneration, parse_infill,
 from llmrun.serving.protocol.openai.options import choice_seed
 from llmrun.serving.protocol.parsed import ignored_names
 from tests.support.protocol.answers import (
+    EDITOR,
     FACTS,
     SEED,
     chosen,
@@ -42,23 +43,7 @@ from tests.support.protocol.answers import (
 )
 from tests.support.protocol.mutated import COMPLETION, mutated
 
-# llama.vim sends these requests: one for a completion, and one to prepare the cache.
-EDITOR: dict[str, Any] = {
-    "id_slot": 0,
-    "input_extra": [{"filename": "a.py", "text": "x = 1\n"}],
-    "prompt": "    re",
-    "n_predict": 128,
-    "stop": [],
-    "n_indent": 4,
-    "top_k": 40,
-    "top_p": 0.9,
-    "samplers": ["top_k", "top_p", "infill"],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 1000,
-    "response_fields": ["content", "timings/prompt_n", "truncated"],
-}
+# llama.vim sends this request to prepare the cache.
 PREPARING: dict[str, Any] = {**EDITOR, "prompt": "", "n_predict": 0, "samplers": [], "response_fields": [""]}
 BODY: dict[str, Any] = {**COMPLETION, **EDITOR, "prompt": "c", "input_prefix": "a", "input_suffix": "b", "n_cmpl": 2}
 NOT_HONORED = ("id_slot", "n_indent", "cache_prompt", "t_max_prompt_ms", "t_max_predict_ms")

@@ -21,6 +21,7 @@ from llmrun.engine.constraint.base import FormatKind
 from llmrun.engine.requests import Finished, PrefillProgress, TextDelta, TokenLogprobs
 from llmrun.serving.options import ServingOptions
 from tests.support.cli.commands import script_file
+from tests.support.protocol.answers import EDITOR
 from tests.support.serving.fake_model import FACTS, HOLD, TIMINGS, FakeModel, text
 from tests.support.serving.serve_process import served
 from tests.support.serving.servers import RunningServer, serving
@@ -200,19 +201,7 @@ def test_llama_vim_reads_the_text_and_the_timings(server: RunningServer) -> None
     speeds = [f"timings/{kind}_{name}" for kind in ("prompt", "predicted") for name in ("n", "ms", "per_second")]
     body = {
         **BODY,
-        "id_slot": 0,
-        "input_extra": [{"text": "x = 1", "filename": "a.py"}],
-        "prompt": "    re",
-        "n_predict": 128,
-        "stop": [],
-        "n_indent": 4,
-        "top_k": 40,
-        "top_p": 0.9,
-        "samplers": ["top_k", "top_p", "infill"],
-        "stream": False,
-        "cache_prompt": True,
-        "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1000,
+        **EDITOR,
         "response_fields": ["content", *speeds, "truncated", "tokens_cached"],
     }
     reply = server.send("POST", "/infill", body)

@@ -27,6 +27,23 @@ from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswe
 from llmrun.serving.protocol.parsed import ApiAnswer
 from tests.support.serving.fake_model import FACTS as FAKE
 
+# llama.vim sends this request for a completion, and adds the texts around the cursor.
+EDITOR: dict[str, Any] = {
+    "id_slot": 0,
+    "input_extra": [{"filename": "a.py", "text": "x = 1\n"}],
+    "prompt": "    re",
+    "n_predict": 128,
+    "stop": [],
+    "n_indent": 4,
+    "top_k": 40,
+    "top_p": 0.9,
+    "samplers": ["top_k", "top_p", "infill"],
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": ["content", "timings/prompt_n", "truncated"],
+}
 FACTS = structs.replace(
     FAKE,
     name="tiny",
