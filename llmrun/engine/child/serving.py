@@ -394,6 +394,8 @@ class EngineServing:
             with self._wake:
                 to_save, self._to_save = self._to_save, []
             if self._closing:
+                if not self._engine.idle:
+                    self._engine.step()  # ends the cancelled requests, whose prefixes could not be saved otherwise
                 self._save_asked(to_save)
                 self._save_prefixes()
                 return
