@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo, Outputs
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+    from llmrun.model.vision.layout import ImageLayout, Projector
 
 BLOCK_PART: Final = "block"
 CHECKPOINT_PART: Final = "checkpoint"
@@ -191,6 +192,8 @@ class OpenOptions:
     saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
     text_calls     as in Engine
     adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
+    mmproj         the path of the projector's file, which makes the model read images, or ""
+    image_min_tokens, image_max_tokens  how many tokens an image should have; None for the values of its family
     progress       called with the progress of loading or compiling
     explain        called with a short text that reports which backend "auto" chose, and why
     on_header      called with the file's header before the weights are read; may raise an error to refuse the file
@@ -216,6 +219,9 @@ class OpenOptions:
     saves_state: bool = False
     text_calls: bool = True
     adapters: Sequence[str] = ()
+    mmproj: str = ""
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
     on_header: Callable[[GGUFFile], None] = _discard
@@ -334,6 +340,21 @@ class DraftHead(Protocol):
         """Stop a forward pass in the same way as `Backend.cancel`."""
 
 
+class Vision(Protocol):
+    """The encoder of a model that reads images."""
+
+    @property
+    def projector(self) -> Projector:
+        """What the projector's file says about the encoder."""
+
+    def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
+        """Return the embeddings of an image, float32[layout.rows, projector.row_width]. Call it between passes.
+
+        tiles  uint8[height, width, 3], the boxes of the layout in their order
+        Raises Cancelled if `Backend.cancel` was called, and LlmrunError if the encoder fails.
+        """
+
+
 class Backend(Protocol):
     """An open model."""
 
@@ -343,6 +364,10 @@ class Backend(Protocol):
     @property
     def draft_head(self) -> DraftHead | None:
         """The model's draft head, or None if the model has no draft head or `OpenOptions.draft_head` was not set."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """The encoder for images, or None if `OpenOptions.mmproj` is empty."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -28,7 +28,7 @@ from llmrun.model.tokenizers.vocabulary import fill_tokens, find_roles
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions
+    from llmrun.backends.base import OpenOptions, Vision
     from llmrun.backends.registry import StandIn
     from llmrun.model.tokenizers.vocabulary import FillTokens
 
@@ -279,6 +279,7 @@ class ScriptedBackend:
     """
 
     draft_head = None
+    vision: Vision | None = None
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LOGITS: Final = 1  # the value in Batch.want that requests a row's logits
 HIDDEN: Final = 2  # the value in Batch.want that requests a row's hidden state
 
+IMAGE_ROW: Final = -1  # the value in Batch.tokens of a row whose embedding is in Batch.embeds
+
 LARGEST_SCALE: Final = 1000.0  # the maximum scale of a LoRA adapter; much larger scales overflow float32
 
 
@@ -31,6 +33,10 @@ class Batch:
     pos     int32[n]  position in the sequence, starting at 0
     want    uint8[n]  what is requested for each row: LOGITS, HIDDEN, both (LOGITS | HIDDEN) or nothing (0)
     scales  float32[n, adapters]  the scale of each of `ModelInfo.adapters` for each row; None if no row uses any
+    embeds  float32[k, row width]  the embeddings of the k rows whose token is IMAGE_ROW, in their order; None if k is 0
+    rope_pos  int32[n, 3]  the positions in time, height and width, for models with M-RoPE; None if all are `pos`
+    ahead   int32[n]  how many of the following rows each row also attends to, in the layers that the model makes
+            bidirectional for images; None for no rows. The whole image is in one batch
     """
 
     tokens: NDArray[np.int32]
@@ -38,6 +44,9 @@ class Batch:
     pos: NDArray[np.int32]
     want: NDArray[np.uint8]
     scales: NDArray[np.float32] | None = None
+    embeds: NDArray[np.float32] | None = None
+    rope_pos: NDArray[np.int32] | None = None
+    ahead: NDArray[np.int32] | None = None
 
 
 class Outputs(NamedTuple):

@@ -23,6 +23,7 @@ from llmrun.options.settings import RULES
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 # Keys of the tools in a ChatPrompt, and the name of a custom tool's only argument
 CUSTOM, DEFERRED, INPUT = "custom", "deferred", "input"
+IMAGE_MARKER = "<__media__>"  # stands for an image in a raw prompt, as in llama-server
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
 
@@ -34,7 +35,9 @@ class ChatPrompt(Portable, frozen=True):
     """A conversation, rendered by the model's chat template.
 
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
-              Answers may have `tool_calls`, whose results follow as messages with the role "tool"
+              Answers may have `tool_calls`, whose results follow as messages with the role "tool". A list of parts as
+              content may have images: {"type": "image", "image": KEY}, optionally with "detail": "low" or "high"
+    images    the files of the images by key, which is the SHA-256 of the file in hexadecimal
     tools     definitions of the tools that the model may call, as in OpenAI's API, or None. A custom tool is a function
               whose only argument is `input`, with an additional key `custom`: the grammar of the input (`syntax` and
               `definition`), or {} if the input may be any text. Tools with the key `deferred` are described in messages
@@ -54,6 +57,7 @@ class ChatPrompt(Portable, frozen=True):
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class RecordedChat(ChatPrompt, frozen=True):
@@ -63,9 +67,13 @@ class RecordedChat(ChatPrompt, frozen=True):
 
 
 class TextPrompt(Portable, frozen=True):
-    """A raw prompt without a chat template (`--raw`). Control strings in the prompt become control tokens."""
+    """A raw prompt without a chat template (`--raw`). Control strings in the prompt become control tokens.
+
+    images  the files of images, each of which takes the place of one IMAGE_MARKER in the text
+    """
 
     text: str
+    images: tuple[bytes, ...] = ()
 
 
 class TokenPrompt(Portable, frozen=True):
@@ -397,6 +405,7 @@ class ModelFacts(Portable, frozen=True):
     takes_tools      True if the model can call tools
     fills            True if the model can fill in the middle of a text
     thinks           True if the model's thinking can be switched on
+    sees_images      True if the model was opened with its projector
     end_tokens       the tokens that end an answer, which `ignore_eos` bans
     bos_token        the text of the BOS token, or None; likewise `eos_token`
     chat_template    the source of the chat template, or None
@@ -420,3 +429,4 @@ class ModelFacts(Portable, frozen=True):
     bos_token: str | None = None
     eos_token: str | None = None
     chat_template: str | None = None
+    sees_images: bool = False

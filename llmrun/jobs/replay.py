@@ -33,7 +33,7 @@ from llmrun.hub.upkeep.model_copies import file_digests
 from llmrun.jobs.recording import ModelFile, Opening, Output, RecordedAdapter, Recording, first_tokens
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import Backend, DraftHead, KVCache
+    from llmrun.backends.base import Backend, DraftHead, KVCache, Vision
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.base.types import Adapter, Batch, ModelInfo, Outputs
     from llmrun.engine.engine import Engine
@@ -72,6 +72,10 @@ class WatchedBackend:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._backend.draft_head
+
+    @property
+    def vision(self) -> Vision | None:
+        return self._backend.vision
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -38,7 +38,7 @@ from llmrun.model.tokenizers.kinds import load_tokenizer, tokenizer_kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.base import OpenOptions, Progress, Vision
     from llmrun.backends.cpu.draft_head import CpuDraftHead
     from llmrun.backends.cpu.early_memory import EarlyMemory
     from llmrun.backends.cpu.timed_team import TimedTeam
@@ -159,6 +159,7 @@ class CpuBackend:
             n_threads=n_threads,
         )
         self.draft_head: CpuDraftHead | None = None
+        self.vision: Vision | None = None
         if head is not None:
             from llmrun.backends.cpu.draft_head import CpuDraftHead
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.base import OpenOptions, Progress, Vision
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -59,6 +59,7 @@ class LlamaBackend:
     """A Backend that runs a model with llama.cpp."""
 
     draft_head = None
+    vision: Vision | None = None
 
     def __init__(
         self,

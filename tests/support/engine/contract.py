@@ -29,7 +29,7 @@ from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import Backend
+    from llmrun.backends.base import Backend, Vision
 
 SEQUENCES = 8
 
@@ -435,6 +435,7 @@ class CancelledBefore:
     """A backend that cancels all requests just before pass `number` begins."""
 
     draft_head = None
+    vision: Vision | None = None
 
     def __init__(self, backend: Backend, number: int) -> None:
         self._backend, self._number = backend, number
