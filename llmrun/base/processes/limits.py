@@ -11,7 +11,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -67,11 +67,13 @@ class IsolatedProcess:
 
     module   the module below `llmrun` whose `main` calls `worker.serve_limited`
     purpose  the purpose of the process, for error messages
+    decode   decodes answers, and raises ValueError, TypeError or RecursionError; by default, from JSON
     """
 
-    def __init__(self, module: str, purpose: str) -> None:
+    def __init__(self, module: str, purpose: str, decode: Callable[[bytes], Any] = decoded) -> None:
         self._module = module
         self._purpose = purpose
+        self._decode = decode
         self._child: Child | None = None
         self._asking = threading.RLock()
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
@@ -107,7 +109,7 @@ class IsolatedProcess:
         with self._asking:
             answer = self._answer(request, limits)
         try:
-            kind, value = decoded(answer)
+            kind, value = self._decode(answer)
         except (ValueError, TypeError, RecursionError):
             kind = value = None
         if kind in kinds:

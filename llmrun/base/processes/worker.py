@@ -18,8 +18,6 @@ from typing import Any
 from llmrun.base.processes.frames import decoded, encoded, read_frame, write_frame
 
 _LONGEST = 1 << 40  # bytes; the parent is trusted, but a bug could corrupt the stream
-_OUT_OF_MEMORY = encoded(("over", "memory"))
-_TOO_DEEP = encoded(("over", "depth"))
 
 
 def private_streams() -> tuple[int, int]:
@@ -81,29 +79,33 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
         write_frame(sink, answer(request))
 
 
-def serve_limited(answer: Callable[[Any], tuple[str, Any]]) -> None:
+def serve_limited(
+    answer: Callable[[Any], tuple[str, Any]],
+    decode: Callable[[bytes], Any] = decoded,
+    encode: Callable[[tuple[str, Any]], bytes] = encoded,
+) -> None:
     """Answer the requests of an `IsolatedProcess` (limits.py) until stdin closes.
 
-    When the process is ready, it sends an empty frame. A request consists of two frames of JSON: the limits,
+    When the process is ready, it sends an empty frame. A request consists of two frames: the limits in JSON,
     {"cpu_s", "memory"}, and then the request itself. The answer to every request is one frame, [kind, value]. If
     `answer` runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
     The process starts no thread, because the thread's stack would count towards the memory limit.
+
+    decode, encode  the codec of requests and answers; by default, JSON
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    out_of_memory, too_deep = encode(("over", "memory")), encode(("over", "depth"))
     write_frame(answers, b"")
     while (limits := read_frame(requests, _LONGEST)) is not None:
         _limit(**decoded(limits))
         if (request := read_frame(requests, _LONGEST)) is not None:
-            write_frame(answers, _answered(answer, request))
-
-
-def _answered(answer: Callable[[Any], tuple[str, Any]], request: bytes) -> bytes:
-    try:
-        return encoded(answer(decoded(request)))
-    except MemoryError:
-        return _OUT_OF_MEMORY
-    except RecursionError:
-        return _TOO_DEEP
+            try:
+                reply = encode(answer(decode(request)))
+            except MemoryError:
+                reply = out_of_memory
+            except RecursionError:
+                reply = too_deep
+            write_frame(answers, reply)
 
 
 def _limit(cpu_s: float, memory: int) -> None:
