@@ -165,10 +165,10 @@ def _refuse(data: bytes, place: str) -> NoReturn:
 
 
 def _read_png(data: bytes) -> ImageHeader:
-    width, height = _size(*unpack_from(">II", data, 16))
-    animated, orientation = False, 1
     if data[12:16] != b"IHDR":
         raise _Broken("it does not begin with an IHDR chunk")
+    width, height = _size(*unpack_from(">II", data, 16))
+    animated, orientation = False, 1
     at = len(_PNG)
     for _ in range(_MOST_PARTS):
         length, kind = unpack_from(">I4s", data, at)
@@ -257,9 +257,13 @@ def _read_webp(data: bytes) -> ImageHeader:
 
 def _read_gif(data: bytes) -> ImageHeader:
     width, height, flags = unpack_from("<HHB", data, 6)
-    frames, at = 0, 13 + _color_table(flags)
+    frames, at, is_in_block = 0, 13 + _color_table(flags), False
     for _ in range(_MOST_PARTS):
         block = data[at]
+        if is_in_block:  # a part of a block begins with its length, which is 0 at the end of the block
+            at += 1 + block
+            is_in_block = block > 0
+            continue
         if block == 0x3B:  # the trailer
             break
         if block == 0x2C:  # an image descriptor
@@ -272,9 +276,7 @@ def _read_gif(data: bytes) -> ImageHeader:
             at += 2
         else:
             raise _Broken(f"unknown block 0x{block:02x}")
-        while length := data[at]:
-            at += 1 + length
-        at += 1
+        is_in_block = True
     else:
         raise _Broken("too many blocks")
     if not frames:

@@ -7,7 +7,7 @@ A request is the header that the parent has read, the sizes that the model sees,
 "truncated"  None; the end of the file is missing
 "broken"     the reason for which the file cannot be decoded
 
-Pictures become RGB without alpha: transparent pixels are shown on white, 16-bit samples are divided by 257, and colour
+Pictures become RGB without alpha: transparent pixels are shown on white, 16-bit samples are divided by 257, and color
 profiles are ignored.
 """
 
