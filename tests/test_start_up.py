@@ -18,9 +18,11 @@ import pytest
 
 from llmrun.base.amounts import format_bytes
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.images.files import png
 from tests.support.models.tiny_architectures import tiny_architecture
 
 HEAVY = (
+    "PIL",
     "asyncio",
     "h11",
     "httpx2",
@@ -191,6 +193,24 @@ def test_settings_import_no_files_or_folders(processes: Processes) -> None:
     [modules] = processes.run("import llmrun.options.settings")
     check(modules, 18)
     assert not {"platformdirs", "tomllib", "difflib"} & modules
+
+
+@pytest.mark.push
+def test_headers_of_images_import_nothing_heavy(processes: Processes) -> None:
+    [modules] = processes.run("import llmrun.formats.images.header")
+    check(modules, 7)
+
+
+@pytest.mark.push
+def test_only_the_decoding_process_imports_pillow(processes: Processes, tmp_path: Path) -> None:
+    """An engine that has decoded an image has not imported Pillow either."""
+    image = tmp_path / "cat.png"
+    image.write_bytes(png(1, 1, 8, 0, [b"\0"]))
+    decode = "from llmrun.formats.images.decoding import ImageDecoder; from pathlib import Path; "
+    decode += "ImageDecoder().tiles(Path(sys.argv[1]).read_bytes(), [], 'cat')"
+    child, engine = processes.run(decode, str(image))
+    check(child, 15, "PIL", "numpy")
+    check(engine, 16, "numpy")
 
 
 @pytest.mark.push

@@ -185,7 +185,7 @@ def _read_png(data: bytes) -> ImageHeader:
 
 def _read_jpeg(data: bytes) -> ImageHeader:
     size, orientation = None, 0
-    for marker, at, length in _jpeg_segments(data):
+    for marker, at, length in jpeg_segments(data):
         if marker == 0xE1 and not orientation and data[at : at + 6] == b"Exif\0\0":
             orientation = _orientation(data[at : at + length])
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame headers, SOF0 to SOF15
@@ -198,7 +198,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     return _shown("JPEG", *size, orientation or 1)
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker of each segment before the first scan, and the offset and the length of its contents."""
     at = 2
     for _ in range(_MOST_PARTS):

@@ -32,14 +32,15 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
-from llmrun.formats.images.header import ImageHeader
+from llmrun.formats.images.header import ImageHeader, jpeg_segments
 from llmrun.formats.images.resampling import Picture, tiles
 from llmrun.formats.images.scaling import Scaled
 
 _BAND_PIXELS = 1 << 20  # pixels that are converted at a time, so that few copies of a picture exist at once
-_GREY, _COLOR, _PALETTE, _GREY_ALPHA, _COLOR_ALPHA = 0, 2, 3, 4, 6  # color types of PNG
+_GREY, _COLOR, _GREY_ALPHA, _COLOR_ALPHA = 0, 2, 4, 6  # color types of PNG
+_PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_JPEG_METADATA = (*range(0xE1, 0xEE), 0xEF, 0xFE)  # EXIF data, profiles and comments; libjpeg needs APP0 and APP14
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
-    "PNG": PngImagePlugin.PngImageFile,
     "JPEG": JpegImagePlugin.JpegImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
     "GIF": GifImagePlugin.GifImageFile,
@@ -70,7 +71,7 @@ def _answer(request: tuple[ImageHeader, list[Scaled], bytes]) -> tuple[str, Any]
 
 def decoded(data: bytes, header: ImageHeader) -> Picture:
     """Return the picture as shown, which is the first frame of an animation."""
-    file = _opened_png(data) if header.format == "PNG" else _File([_PLUGINS[header.format](io.BytesIO(data))])
+    file = _opened(data, header.format)
     width, height = file.images[0].size
     if (width, height) != ((header.height, header.width) if header.orientation >= 5 else (header.width, header.height)):
         raise ValueError(f"it has {width} x {height} pixels, unlike its header")
@@ -95,6 +96,22 @@ class _File(NamedTuple):
     transparent: NDArray[np.integer[Any]] | None = None
 
 
+def _opened(data: bytes, name: str) -> _File:
+    if name == "PNG":
+        return _opened_png(data)
+    return _File([_PLUGINS[name](io.BytesIO(_without_metadata(data) if name == "JPEG" else data))])
+
+
+def _without_metadata(data: bytes) -> bytes:
+    """Return a JPEG file without the metadata before its first scan, because Pillow would parse it."""
+    kept, at = [], 0
+    for marker, begin, length in jpeg_segments(data):
+        if marker in _JPEG_METADATA:
+            kept.append(data[at : begin - 4])
+            at = begin + length
+    return b"".join([*kept, data[at:]])
+
+
 def _opened_png(data: bytes) -> _File:
     """Open a PNG file.
 
@@ -105,16 +122,21 @@ def _opened_png(data: bytes) -> _File:
     depth, color = data[24], data[25]
     in_pairs = depth == 16 and color in (_GREY, _GREY_ALPHA)
     transparent, kept, at = None, [data[:8]], 8
-    while at < len(data):
+    kind = b""
+    while kind != b"IEND":
         length, kind = struct.unpack_from(">I4s", data, at)
-        body = data[at + 8 : at + 8 + length]
+        body, checksum = data[at + 8 : at + 8 + length], data[at + 8 + length : at + 12 + length]
+        at += 12 + length
+        if kind not in _PIXEL_CHUNKS:
+            continue
+        if struct.pack(">I", zlib.crc32(kind + body)) != checksum:  # Pillow does not check all of them
+            raise ValueError(f"the checksum of its {kind.decode()} chunk is wrong")
+        if kind == b"tRNS" and color in (_GREY, _COLOR):
+            transparent = np.frombuffer(body, ">u2") * {1: 255, 2: 85, 4: 17}.get(depth, 1)
+            continue
         if kind == b"IHDR" and in_pairs:
             body = body[:8] + bytes((8, _GREY_ALPHA if color == _GREY else _COLOR_ALPHA)) + body[10:]
-        if kind == b"tRNS" and color in (_GREY, _COLOR):
-            transparent = np.frombuffer(body, ">u2") * (255 // (2**depth - 1) if depth < 8 else 1)
-        elif kind in (b"IHDR", b"PLTE", b"IDAT", b"IEND") or (kind == b"tRNS" and color == _PALETTE):
-            kept += struct.pack(">I4s", length, kind), body, struct.pack(">I", zlib.crc32(kind + body))
-        at += 12 + length
+        kept += struct.pack(">I4s", length, kind), body, struct.pack(">I", zlib.crc32(kind + body))
     images = [PngImagePlugin.PngImageFile(io.BytesIO(b"".join(kept)))]
     if depth == 16 and not in_pairs:
         images.append(PngImagePlugin.PngImageFile(io.BytesIO(b"".join(kept))))
