@@ -356,6 +356,9 @@ def test_a_process_that_dies_is_one_error(
 )
 def test_invalid_answers_are_errors(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
     """A file that takes over the process cannot hand pictures of other sizes to the engine."""
+    closed: list[ImageDecoder] = []
     monkeypatch.setattr(ImageDecoder, "_answer", lambda *_: answer)
+    monkeypatch.setattr(ImageDecoder, "close", lambda decoder: closed.append(decoder))
     with pytest.raises(UsageError, match="cannot be decoded: its process sent an invalid answer"):
         ImageDecoder().tiles(saved_as("PNG"), scaled(), "cat")
+    assert len(closed) == 1

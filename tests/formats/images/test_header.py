@@ -73,6 +73,12 @@ def test_a_first_frame_beyond_the_canvas_enlarges_it() -> None:
     assert read_header(bytes(data), "cat") == ImageHeader("GIF", 40, 24)
 
 
+def test_later_frames_beyond_the_canvas_do_not_count() -> None:
+    frame = b"\x2c\0\0\0\0%c\0%c\0\0\x02\x02\x4c\x01\0"
+    data = b"GIF89a\x03\0\x02\0\0\0\0" + frame % (3, 2) + frame % (9, 9) + b"\x3b"
+    assert read_header(data, "cat") == ImageHeader("GIF", 3, 2, animated=True)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_formats_are_refused_by_name(name: str) -> None:
     data, known, program = REFUSED[name]

@@ -41,6 +41,7 @@ SIZES = [  # from, to
     ((640, 480), (639, 481)),
     ((300, 700), (290, 300)),  # Pillow 13 begins with the rows
     ((300, 700), (100, 300)),  # the rows shrink by exactly twice as much as the columns
+    ((300, 700), (200, 450)),  # by more than twice as much
     ((300, 300), (301, 299)),
 ]
 
