@@ -133,12 +133,18 @@ def test_16_bit_alpha_is_divided_by_257() -> None:
     assert grey_pixels(png(1, 1, 16, 6, [struct.pack(">4H", 0, 0, 0, 0x80FF)])) == [255 - 0x80]
 
 
-def test_interlaced_16_bit_images_are_read() -> None:
-    """Pillow cannot write them, so the file has one pixel only, which is in the first of the seven passes."""
-    data = bytearray(png(1, 1, 16, 0, [b"\x12\x34"]))
+@pytest.mark.parametrize("color", [0, 2, 4, 6])
+def test_interlaced_16_bit_images_are_read(color: int) -> None:
+    """Pillow reads the rows of seven passes, which have fewer columns than the image."""
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[color]
+    samples = np.random.default_rng(color).integers(0, 1 << 16, (9, 11, channels), dtype=np.uint16)
+    passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    rows = [row.astype(">u2").tobytes() for y, x, dy, dx in passes for row in samples[y::dy, x::dx]]
+    plain = png(11, 9, 16, color, [row.astype(">u2").tobytes() for row in samples])
+    data = bytearray(png(11, 9, 16, color, rows))
     data[28] = 1
-    data[16 + 13 : 16 + 17] = chunk(b"IHDR", bytes(data[16:29]))[-4:]
-    assert grey_pixels(bytes(data)) == [round(0x1234 / 257)]
+    data[29:33] = chunk(b"IHDR", bytes(data[16:29]))[-4:]
+    assert np.array_equal(pixels_of(bytes(data)), pixels_of(plain))
 
 
 def test_cmyk_is_converted() -> None:
