@@ -127,12 +127,14 @@ class Entry(Struct, frozen=True):
     module   the module that defines the backend's KIND
     program  the program that runs the model, or "" if llmrun runs it
     rpc      whether the backend can use llama.cpp's RPC servers
+    images   whether the backend can read images
     """
 
     name: str
     module: str
     program: str = ""
     rpc: bool = False
+    images: bool = False
 
     @property
     def title(self) -> str:
@@ -146,7 +148,7 @@ class Entry(Struct, frozen=True):
 # On the CPU, "auto" tries the backends in this order.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
-    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True),
+    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True, images=True),
 )
 # These backends answer without a model, for tests. Users can select stand-ins by name, but help texts do not list
 # stand-ins, and "auto" ignores them.
@@ -186,7 +188,7 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
     "auto" uses the first backend that can run layers of the model on a GPU. If no backend can use a GPU, "auto" uses
     the first backend that supports the model. Software drivers count as GPUs only if the options request GPU layers.
-    If RPC servers are given, the backend that can use RPC servers is chosen. Raises ModelFileError, UnsupportedModel,
+    If RPC servers or a projector are given, the backend that can use them is chosen. Raises ModelFileError, UnsupportedModel,
     DoesNotFit, BackendCrashed, NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
@@ -215,7 +217,8 @@ def check_supported(file: GGUFFile) -> None:
     """Check a model's header. Raises UnsupportedModel if no backend on this machine supports the model, and BadGGUF."""
     from llmrun.backends.base import OpenOptions
 
-    _first_supporting(lambda entry, refusal: entry.kind().footprint(file, OpenOptions()))
+    options = OpenOptions()
+    _first_supporting(lambda entry, refusal: entry.kind().footprint(file, options), options)
 
 
 def check_options(options: OpenOptions) -> None:
@@ -248,12 +251,34 @@ def _named(options: OpenOptions) -> Entry | None:
         raise UsageError("--main-gpu: works only with --split-mode none", hint="add --split-mode none")
     if options.tensor_split and options.split_mode == "none":
         raise UsageError("--tensor-split: cannot be combined with --split-mode none, which uses a single device")
+    low, high = options.image_min_tokens, options.image_max_tokens
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"--image-min-tokens: {low} is larger than --image-max-tokens {high}")
+    if options.mmproj:
+        check_reads_images(options.backend)
     if options.rpc:
         return _with_rpc(options)
     entry = backend_named(options.backend)
     if entry is not None and (probe := entry.kind().probe()).missing:
         raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
     return entry
+
+
+def check_reads_images(backend: str) -> None:
+    """Raise UsageError if the backend with this name, or "auto", cannot read images on this machine."""
+    able = next(entry for entry in BACKENDS if entry.images)
+    if backend not in (AUTO, able.name):
+        raise UsageError(
+            f"--backend {backend}: this backend cannot read images yet",
+            hint=f"use --backend {able.name}, or --no-mmproj for text alone",
+        )
+    if (probe := able.kind().probe()).missing:
+        raise UsageError(f"images need {able.title}: {probe.missing}", hint=probe.hint)
+
+
+def _able(options: OpenOptions) -> list[Entry]:
+    """Return the backends among which "auto" chooses."""
+    return [entry for entry in BACKENDS if not options.mmproj or entry.images]
 
 
 def _with_rpc(options: OpenOptions) -> Entry:
@@ -285,7 +310,7 @@ def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
 
 def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
     reason = "no GPU layers were requested"
-    for entry in BACKENDS:
+    for entry in _able(options):
         kind = entry.kind()
         if options.gpu_layers == 0 or kind.gpus is None:
             continue
@@ -307,20 +332,21 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
 def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Backend:
     def opened(entry: Entry, refusal: UnsupportedModel | None) -> Backend:
         backend = entry.kind().open(file, options)
-        options.explain(f"auto chose {entry.name}: {refusal or reason}")
+        why = "it can read images" if options.mmproj else refusal or reason
+        options.explain(f"auto chose {entry.name}: {why}")
         return backend
 
-    return _first_supporting(opened)
+    return _first_supporting(opened, options)
 
 
-def _first_supporting(attempt: Callable[[Entry, UnsupportedModel | None], T]) -> T:
+def _first_supporting(attempt: Callable[[Entry, UnsupportedModel | None], T], options: OpenOptions) -> T:
     """Return the result of `attempt` for the first installed backend that does not raise UnsupportedModel.
 
     attempt  takes a backend, and the error of the backend before it or None
     Raises the last UnsupportedModel if no backend is left. The hint then names the backends that are not installed.
     """
     refusal: UnsupportedModel | None = None
-    for entry in BACKENDS:
+    for entry in _able(options):
         probe = entry.kind().probe()
         if probe.missing:
             if refusal is not None:

@@ -51,6 +51,8 @@ PREFIX = "LLMRUN_"
 # These values of `speculate` are not names of draft models.
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
 
+MMPROJ_OFF = "off"  # this value of `mmproj` is not a file
+
 # Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
     {
@@ -85,6 +87,7 @@ NAMES_ELSEWHERE = {
     **dict.fromkeys(("chat_template_kwargs", "template_variables", "template_kwargs"), "variables"),
     **dict.fromkeys(("speculation", "draft", "draft_model", "model_draft", "assistant_model"), "speculate"),
     **dict.fromkeys(("hide_think", "hidethinking"), "hide_thinking"),
+    **dict.fromkeys(("mm", "mmproj_file", "projector", "vision"), "mmproj"),
     **dict.fromkeys(("keepalive", "ttl", "idle_timeout"), "keep_alive"),
     **dict.fromkeys(("colour", "colors"), "color"),
 }
@@ -224,6 +227,9 @@ class Settings:
     ctx_size: int | None = _setting(None, int, minimum=1, also={TRAINED_CONTEXT: TRAINED_CONTEXT}, meaning=_TRAINED)
     kv_type: str | None = _setting(None, str, texts=KV_TYPE)  # precision of the KV cache
     speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
+    mmproj: str | None = _setting(None, str)  # the file of the projector, or off; None looks for it next to the model
+    image_min_tokens: int | None = _setting(None, int, minimum=1)
+    image_max_tokens: int | None = _setting(None, int, minimum=1)
     max_tokens: int | None = _setting(
         None, int, minimum=1, also={_UNLIMITED: _UNLIMITED}, meaning=f"{_UNLIMITED} for no limit", hint=_NO_LIMIT
     )

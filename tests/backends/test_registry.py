@@ -202,6 +202,7 @@ class MadeUp:
     name: str
     missing: str = ""
     refuses: bool = False
+    images: bool = False
     gpus: None = None
 
     def kind(self) -> MadeUp:
@@ -497,3 +498,28 @@ def test_a_draft_model_uses_no_servers() -> None:
     assert options.without_rpc() == OpenOptions(gpu_layers="all")
     local = OpenOptions(tensor_split="1,1")
     assert local.without_rpc() is local
+
+
+def test_images_need_the_backend_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="--backend cpu: this backend cannot read images yet") as refusal:
+        check_options(OpenOptions("cpu", mmproj="mmproj.gguf"))
+    assert refusal.value.hint == "use --backend llama, or --no-mmproj for text alone"
+    monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
+    with pytest.raises(UsageError, match=r"images need llama\.cpp: llama\.cpp is not installed") as missing:
+        check_options(OpenOptions(mmproj="mmproj.gguf"))
+    assert " -m pip install " in missing.value.hint
+
+
+def test_auto_takes_a_backend_that_reads_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = [MadeUp("a"), MadeUp("b", images=True)]
+    monkeypatch.setattr(registry, "BACKENDS", backends)
+    reasons: list[str] = []
+    options = OpenOptions(explain=reasons.append, mmproj="mmproj.gguf")
+    opened = open_backend(tiny_llama(tmp_path / "tiny.gguf"), options)
+    assert (opened.info.name, *reasons) == ("b", "auto chose b: it can read images")
+
+
+def test_the_limits_of_image_tokens_must_agree() -> None:
+    check_options(OpenOptions(image_min_tokens=70, image_max_tokens=70))
+    with pytest.raises(UsageError, match="--image-min-tokens: 300 is larger than --image-max-tokens 280"):
+        check_options(OpenOptions(image_min_tokens=300, image_max_tokens=280))

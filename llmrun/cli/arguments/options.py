@@ -33,7 +33,7 @@ from llmrun.cli.arguments.usage import general_option, under
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings, preset_named
+from llmrun.options.settings import MMPROJ_OFF, RULES, Settings, load_settings, load_sound_settings, preset_named
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -218,6 +218,24 @@ Lora = Annotated[
         autocompletion=files,
     ),
 ]
+Mmproj = Annotated[
+    str | None,
+    model_option(
+        "--mmproj",
+        metavar="FILE",
+        help="Vision projector for images.  [default: the model's own]",
+        autocompletion=files,
+    ),
+]
+NoMmproj = Annotated[bool, model_option("--no-mmproj", help="Open the model without its vision projector.")]
+ImageMinTokens = Annotated[
+    int | None,
+    model_option("--image-min-tokens", metavar="N", help="Minimum tokens per image.  [default: set by the model]"),
+]
+ImageMaxTokens = Annotated[
+    int | None,
+    model_option("--image-max-tokens", metavar="N", help="Maximum tokens per image.  [default: set by the model]"),
+]
 Threads = Annotated[
     int | None, speed_option("-t", "--threads", metavar="N", help="Number of CPU threads.  [default: one per core]")
 ]
@@ -350,9 +368,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would b
 
 
 def given_by(flags: DataclassInstance) -> dict[str, object]:
-    """Return the settings whose flags were given. A flag counts as given if its value differs from the default."""
+    """Return the settings whose flags were given. A flag counts as given if its value differs from the default.
+
+    Raises UsageError if --mmproj and --no-mmproj are both given.
+    """
     values = [(flag, getattr(flags, flag.name)) for flag in fields(flags) if flag.name in RULES]
-    return {flag.name: value for flag, value in values if value is not flag.default}
+    given = {flag.name: value for flag, value in values if value is not flag.default}
+    if getattr(flags, "no_mmproj", False):
+        if "mmproj" in given:
+            raise UsageError("--no-mmproj: cannot be combined with --mmproj")
+        given["mmproj"] = MMPROJ_OFF
+    return given
 
 
 def settings_of(flags: DataclassInstance, model: str, *, verbose: bool) -> Settings:
@@ -472,6 +498,7 @@ def _requires_nothing(schema: Any) -> bool:
 _NOT_FOR_SERVERS = (
     *("ctx_size", "threads", "kv_type", "lora", "chat_template", "backend", "speculate", "gpu_layers"),
     *("tensor_split", "split_mode", "main_gpu", "rpc", "rpc_anyway", "keep_alive", "warm"),
+    *("mmproj", "no_mmproj", "image_min_tokens", "image_max_tokens"),
 )
 
 
@@ -486,6 +513,10 @@ class AnswerFlags:
     ctx_size: ContextSize = None
     kv_type: KVType = None
     lora: Lora = None
+    mmproj: Mmproj = None
+    no_mmproj: NoMmproj = False
+    image_min_tokens: ImageMinTokens = None
+    image_max_tokens: ImageMaxTokens = None
     threads: Threads = None
     sampling: Mapping[str, int | float | str] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
     seed: Seed = None
@@ -551,7 +582,7 @@ class AnswerFlags:
     def refuse_local(self) -> None:
         """Raise UsageError if a flag was given that applies only to models on this machine."""
         for name in _NOT_FOR_SERVERS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 raise UsageError(
                     f"--{name.replace('_', '-')}: not supported for models on a server, which controls this setting",
                     hint="leave out this flag, or set it when you start the server",

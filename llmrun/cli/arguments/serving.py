@@ -100,6 +100,10 @@ class ServeFlags:
     ] = None
     kv_type: options.KVType = None
     lora: options.Lora = None
+    mmproj: options.Mmproj = None
+    no_mmproj: options.NoMmproj = False
+    image_min_tokens: options.ImageMinTokens = None
+    image_max_tokens: options.ImageMaxTokens = None
     overcommit: Annotated[
         bool, options.speed_option("--overcommit", help="Run more requests; redo some if the KV cache gets full.")
     ] = False
@@ -166,6 +170,8 @@ class ServeFlags:
         all_models(names, [self.model] if self.model else None)
         if len(names) > 1 and self.lora:
             raise UsageError("--lora: cannot be used with several models", hint="serve one model")
+        if len(names) > 1 and self.mmproj is not None:
+            raise UsageError("--mmproj: cannot be used with several models", hint="serve one model")
         if len(names) > 1 and self.chat_template is not None:
             raise UsageError("--chat-template: cannot be used with several models", hint="serve one model")
         given = given_by(self) | ({"model": names[0]} if names else {})
