@@ -188,8 +188,8 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
     "auto" uses the first backend that can run layers of the model on a GPU. If no backend can use a GPU, "auto" uses
     the first backend that supports the model. Software drivers count as GPUs only if the options request GPU layers.
-    If RPC servers or a projector are given, the backend that can use them is chosen. Raises ModelFileError, UnsupportedModel,
-    DoesNotFit, BackendCrashed, NetworkError and UsageError.
+    If RPC servers or a projector are given, the backend that can use them is chosen. Raises ModelFileError,
+    UnsupportedModel, DoesNotFit, BackendCrashed, NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:

@@ -63,7 +63,13 @@ def first_shard(file: str) -> str:
 def is_companion(file: str) -> bool:
     """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) rather than a model."""
     stem = file.rsplit("/", 1)[-1].lower()
-    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
+    return is_projector(file) or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
+
+
+def is_projector(file: str) -> bool:
+    """Return whether a file is a vision projector (mmproj), by its name."""
+    name = file.rsplit("/", 1)[-1].lower()
+    return "mmproj" in name and "imatrix" not in name and name.endswith(".gguf")
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -238,18 +244,27 @@ class RemoteFile(Struct, frozen=True):
 class Artifact(Struct, frozen=True):
     """A model to download, with its source and its files. A sharded model's files are in order.
 
-    commit  the repository's commit as 40 hexadecimal digits; "" if the source has no commits
+    commit     the repository's commit as 40 hexadecimal digits; "" if the source has no commits
+    projector  the vision projector that a lock file records with the model, or None
     """
 
     name: str
     source: Source
     files: tuple[RemoteFile, ...]
     commit: str = ""
+    projector: RemoteFile | None = None
 
     @property
     def size(self) -> int:
-        """The total size of all files in bytes."""
+        """The total size of the model's files in bytes."""
         return sum(file.size for file in self.files)
+
+    def for_projector(self, file: RemoteFile) -> Artifact:
+        """Return a projector in the repository of this model as a download of its own."""
+        assert isinstance(self.source, HubSource), self.source
+        # With the commit as its revision, the download does not change what the branch points to.
+        source = HubSource(self.source.repository, file.path, revision=self.commit)
+        return Artifact(f"{self.name} (projector)", source, (file,), self.commit)
 
 
 _HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})

@@ -1,7 +1,8 @@
 """Download models. The paths are printed to stdout, everything else to stderr.
 
-Interrupted downloads resume, and files already present are not downloaded again. Without arguments, the command
-downloads exactly the files listed in llmrun.lock in the current folder.
+Interrupted downloads resume, and files already present are not downloaded again. If the repository has a vision
+projector (mmproj) for the model, the projector is downloaded, too. Without arguments, the command downloads exactly the
+files listed in llmrun.lock in the current folder.
 
 Examples:
     llmrun pull qwen3:4b hf:org/repo:Q5_K_M
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from msgspec.structs import replace
 
 from llmrun.base.amounts import format_bytes, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
@@ -26,10 +28,10 @@ from llmrun.cli.arguments.options import all_models, apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
-from llmrun.options.settings import model_named
+from llmrun.options.settings import MMPROJ_OFF, model_named
 
 if TYPE_CHECKING:
-    from llmrun.hub.names import Artifact
+    from llmrun.hub.names import Artifact, RemoteFile
     from llmrun.hub.resolve.model_file import Pull
 
 LISTING = {"heading": "Find and fit models", "place": 22}
@@ -57,6 +59,7 @@ def command(
     locked: Annotated[
         bool, typer.Option("--locked", help="Download exactly the files in llmrun.lock, or fail.")
     ] = False,
+    no_mmproj: Annotated[bool, typer.Option("--no-mmproj", help="Do not download vision projectors.")] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Download models even if they do not fit in memory.")
     ] = False,
@@ -81,6 +84,7 @@ def command(
         lock=lock,
         locked=locked,
         dry_run=dry_run,
+        projectors=not no_mmproj and settings.mmproj != MMPROJ_OFF,
         anyway=anyway,
         offline=settings.offline,
         as_json=json_output,
@@ -102,6 +106,7 @@ class _Pulling:
     lock: bool
     locked: bool
     dry_run: bool
+    projectors: bool
     anyway: bool
     offline: bool
     as_json: bool
@@ -109,27 +114,32 @@ class _Pulling:
     reporter: HubReporter = field(default_factory=HubReporter)
     failures: list[int] = field(default_factory=list)  # exit codes
     locked_now: dict[str, Artifact] = field(default_factory=dict)
+    follows_lock: bool = False  # whether exactly the files in the lock file are downloaded
 
     def run(self) -> int:
         from llmrun.hub.resolve.model_file import require_room
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
-        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may refer to the same model
+        by_name = {planned.name: planned for planned in found}  # qwen3 and qwen3:4b may refer to the same model
+        pulls = list(map(self._with_projector, by_name.values()))
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
         if len(fetching) > 1:
-            total = sum(planned.pinned.size for planned in fetching if planned.pinned)
+            total = sum(each.size for planned in fetching for each in (planned.pinned, planned.projector) if each)
             out.fields([f"total {format_bytes(total)} in {len(fetching)} models"])
-        if not self.anyway:
-            fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
-        require_room(fetching)
+        refused = [
+            planned
+            for planned in fetching
+            if not self.anyway and not self._trying(planned.name, _memory_checked, planned)
+        ]
+        pulls = [planned for planned in pulls if planned not in refused]
+        require_room(pulls)
         if self.dry_run:
             return self._code()
         for planned in pulls:
-            if planned.here is not None or planned in fetching:
-                self._trying(planned.name, self._pull, planned)
+            self._trying(planned.name, self._pull, planned)
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
@@ -154,8 +164,16 @@ class _Pulling:
         if self.lock or self.revision is not None:
             return names, lambda name: plan_current(name, self.revision, self.reporter, offline=self.offline)
         if lock is not None:
+            self.follows_lock = True
             return names, lambda name: plan_locked(name, lock, self.reporter, offline=self.offline)
         return names, lambda name: plan(name, self.reporter, offline=self.offline)
+
+    def _with_projector(self, planned: Pull) -> Pull:
+        from llmrun.hub.resolve.projectors import with_projector
+
+        if not self.projectors:
+            return replace(planned, projector=None)
+        return planned if self.follows_lock else with_projector(planned, self.reporter, offline=self.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
         """Return the result of `step`. On failure, report the error and return None.
@@ -187,32 +205,47 @@ class _Pulling:
             out.answer("  ".join(_plan_fields(planned)) + "\n")
         else:
             out.fields(_plan_fields(planned))
-        for file in planned.pinned.files if planned.pinned is not None else ():
-            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
+        for artifact in (planned.pinned, planned.projector):
+            for file in artifact.files if artifact is not None else ():
+                out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
 
     def _pull(self, planned: Pull) -> None:
+        path, told = self._fetch(planned.name, planned.pinned, lambda: planned.fetch(self.reporter))
+        if planned.sources is not None and planned.sources.offer() != planned.pinned:  # another source had to be used
+            planned = self._with_projector(replace(planned, pinned=planned.sources.offer()))
+        body = _described(planned, "fetched" if told and planned.here is None else "present", path)
+        if (projector := planned.projector) is not None:
+            from llmrun.hub.transfer.download import download
+
+            place, _ = self._fetch(projector.name, projector, lambda: download(projector, self.reporter))
+            body["projector"] = {**body["projector"], "path": str(place)}
+        if self.lock:
+            self.locked_now[planned.name] = planned.lockable(path)
+        if self.as_json:
+            out.json(body | told if planned.here is None else body)
+        else:
+            out.answer(f"{path}\n")
+
+    def _fetch(self, name: str, artifact: Artifact | None, fetch: Callable[[], Path]) -> tuple[Path, dict[str, float]]:
+        """Download the artifact if necessary, and print its speed.
+
+        Returns the path of the first file, and the duration for --json, which is empty if nothing was downloaded.
+        """
         from llmrun.hub.transfer.download import bytes_here
 
-        held = bytes_here(planned.pinned) if planned.pinned is not None else 0
+        held = bytes_here(artifact) if artifact is not None else 0
         started = time.monotonic()
         try:
-            path = planned.fetch(self.reporter)
+            path = fetch()
         except KeyboardInterrupt:
             out.note("stopped; run the command again to resume the download")
             raise
         seconds = time.monotonic() - started
-        if self.lock:
-            self.locked_now[planned.name] = planned.lockable(path)
-        fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
-        if fetched and planned.pinned is not None:
-            size = planned.pinned.size
-            speed = f"{format_bytes((size - held) / seconds)}/s"
-            out.fields([planned.name, f"{format_bytes(size)} in {format_seconds(seconds)}", speed])
-        if self.as_json:
-            body = _described(planned, "fetched" if fetched else "present", path)
-            out.json(body | ({"seconds": round(seconds, 3)} if fetched else {}))
-        else:
-            out.answer(f"{path}\n")
+        if artifact is None or held == artifact.size:
+            return path, {}
+        speed = f"{format_bytes((artifact.size - held) / seconds)}/s"
+        out.fields([name, f"{format_bytes(artifact.size)} in {format_seconds(seconds)}", speed])
+        return path, {"seconds": round(seconds, 3)}
 
     def _write_lock(self) -> None:
         from llmrun.hub.resolve.lockfile import read_lock, write_lock
@@ -236,16 +269,19 @@ def _plan_fields(planned: Pull) -> list[str]:
     from llmrun.hub.local.other_programs import FOLDER_NAMES, holder_of
     from llmrun.hub.transfer.download import bytes_here
 
-    artifact = planned.pinned
+    artifact, projector = planned.pinned, planned.projector
+    more = []
+    if projector is not None and bytes_here(projector) < projector.size:
+        more = [f"{format_bytes(projector.size)} more for images: {projector.files[0].path}"]
     if planned.here is not None or artifact is None:
         holder = holder_of(planned.here) if planned.here else ""
-        return [planned.name, f"already here, in {FOLDER_NAMES[holder]}" if holder else "already here"]
+        return [planned.name, f"already here, in {FOLDER_NAMES[holder]}" if holder else "already here", *more]
     fields = [planned.name, format_bytes(artifact.size)]
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]
     if held := bytes_here(artifact):
         fields += [f"{format_bytes(held)} already downloaded"]
-    fields += [str(artifact.source)]
+    fields += [str(artifact.source), *more]
     entry = planned.wanted.entry if planned.wanted is not None else None
     return [*fields, entry.license] if entry is not None else fields
 
@@ -258,6 +294,12 @@ def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
             "source": str(planned.pinned.source),
             "commit": planned.pinned.commit,
             "size": planned.pinned.size,
-            "files": [{"file": one.path, "size": one.size, "sha256": one.sha256} for one in planned.pinned.files],
+            "files": [_file_described(one) for one in planned.pinned.files],
         }
+    if planned.projector is not None:
+        body["projector"] = _file_described(planned.projector.files[0])
     return body
+
+
+def _file_described(file: RemoteFile) -> dict[str, Any]:
+    return {"file": file.path, "size": file.size, "sha256": file.sha256}

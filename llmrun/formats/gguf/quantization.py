@@ -37,6 +37,11 @@ def quantization_of(file: str) -> str:
     return _plain(found[-1]) if found else ""
 
 
+def without_quantizations(text: str) -> str:
+    """Return a text with a space in place of each quantization."""
+    return _QUANTIZATION.sub(" ", text)
+
+
 def quantization_named(text: str) -> str:
     """Return `text` in upper case if it names a quantization ("q4_k_m" -> "Q4_K_M"), or else ""."""
     return _plain(text) if _QUANTIZATION.fullmatch(text) else ""

@@ -73,6 +73,7 @@ def _absolute(text: object) -> Path | None:
 OLLAMA = "ollama"
 FOLDER_NAMES = {OLLAMA: "Ollama's folder", LM_STUDIO: "LM Studio's folder"}
 _MODEL_LAYER = "application/vnd.ollama.image.model"
+_PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
 _DIGEST = re.compile(r"sha256:(?P<digits>[0-9a-f]{64})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # the default registry and owner, which names omit
@@ -118,9 +119,14 @@ def _name(registry: str, owner: str, model: str, tag: str) -> str:
 
 def _model_blob(folder: Path, manifest: Path) -> Path | None:
     """Return the GGUF file of a model, or None if the model has several files or its manifest is invalid."""
+    return _blob(folder, manifest, _MODEL_LAYER)
+
+
+def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
+    """Return the only layer of this media type, or None if there is not exactly one or the manifest is invalid."""
     try:
         layers: Any = json.loads(read_small(manifest))["layers"]
-        digests = [layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == kind]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     match = _DIGEST.fullmatch(digests[0]) if len(digests) == 1 and isinstance(digests[0], str) else None
@@ -128,6 +134,17 @@ def _model_blob(folder: Path, manifest: Path) -> Path | None:
         return None
     blob = folder / "blobs" / f"sha256-{match['digits']}"
     return blob if blob.is_file() else None
+
+
+def ollama_projectors(model: Path) -> list[Path]:
+    """Return the vision projectors that Ollama's manifests combine with a model's GGUF file."""
+    found: dict[Path, None] = {}
+    for folder in _ollama_folders():
+        if model.parent == folder / "blobs":
+            for (_, manifest), _ in zip(_manifests(folder / "manifests"), range(_MOST_MANIFESTS), strict=False):
+                if _model_blob(folder, manifest) == model and (blob := _blob(folder, manifest, _PROJECTOR_LAYER)):
+                    found[blob] = None
+    return [*found]
 
 
 def holder_of(path: Path) -> str:

@@ -44,6 +44,7 @@ from llmrun.hub.names import (
     PypiSource,
     RemoteFile,
     Source,
+    is_projector,
     models_among,
 )
 from llmrun.hub.progress_reporter import Reporter
@@ -101,19 +102,20 @@ def read_repository(name: str) -> Repository:
     """Read a repository from the cache. A missing repository counts as empty. Raises UsageError for invalid names."""
     folder = repository_folder(name)
     snapshots = {
-        entry.name: dict(_gguf_files(Path(entry.path)))
+        entry.name: dict(gguf_files(Path(entry.path)))
         for entry in entries(folder / "snapshots")
         if COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
     }
     return Repository(name, folder, dict(_refs(folder / "refs")), snapshots)
 
 
-def _gguf_files(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+def gguf_files(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    """Yield the paths of the GGUF files below a folder, relative (with "/") and on disk."""
     for entry in entries(folder):
         if entry.name.lower().endswith(".gguf") and is_file(entry):
             yield above + entry.name, Path(entry.path)
         elif depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-            yield from _gguf_files(Path(entry.path), f"{above}{entry.name}/", depth + 1)
+            yield from gguf_files(Path(entry.path), f"{above}{entry.name}/", depth + 1)
 
 
 def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -308,7 +310,8 @@ def commit_of(repository: Repository, revision: str) -> str | None:
 def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, ...]:
     models = models_among(snapshot)
     if source.file is not None:
-        return models.get(source.file, ())
+        is_there = is_projector(source.file) and source.file in snapshot
+        return (source.file,) if is_there else models.get(source.file, ())
     chosen = _best_of(models, source.quantization)
     return models[chosen] if chosen else ()
 

@@ -1,6 +1,6 @@
 """Lists the models in a repository, and chooses a model by quantization, with a sensible default.
 
-Shards are grouped, and companion files such as mmproj are left out.
+Shards are grouped, vision projectors are listed apart from models, and importance matrices are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from llmrun.hub.names import (
     SHA256,
     RemoteFile,
     is_companion,
+    is_projector,
     models_among,
     nearest_in_bits,
     safe_segments,
@@ -45,14 +46,16 @@ class OfferedModel(Struct, frozen=True):
 class Listing(Struct, frozen=True):
     """All models in a repository at one commit.
 
-    models    sorted by name
-    left_out  a message with the reason for each GGUF file that was left out
+    models      sorted by name
+    left_out    a message with the reason for each GGUF file that was left out
+    projectors  the vision projectors, which are not models
     """
 
     repository: str
     commit: str
     models: tuple[OfferedModel, ...]
     left_out: tuple[str, ...] = ()
+    projectors: tuple[RemoteFile, ...] = ()
 
 
 def offered(repository: str, commit: str, files: Iterable[tuple[object, object, object]]) -> Listing:
@@ -60,7 +63,9 @@ def offered(repository: str, commit: str, files: Iterable[tuple[object, object, 
     sound: dict[str, RemoteFile] = {}
     left_out = []
     for path, size, sha256 in files:
-        if not isinstance(path, str) or not path.lower().endswith(".gguf") or is_companion(path):
+        if not isinstance(path, str) or not path.lower().endswith(".gguf"):
+            continue
+        if is_companion(path) and not is_projector(path):
             continue
         file = _checked(path, size, sha256)
         if isinstance(file, RemoteFile):
@@ -72,9 +77,11 @@ def offered(repository: str, commit: str, files: Iterable[tuple[object, object, 
         for first, parts in models_among(sound).items()
     )
     whole = {file.path for model in models for file in model.files}
+    projectors = tuple(file for path, file in sound.items() if is_projector(path))
+    whole |= {file.path for file in projectors}
     broken = sorted({without_shard(path) for path in sound if path not in whole})
     left_out += [f"{name!r}: some of its shards are missing" for name in broken]
-    return Listing(repository, commit, models, tuple(left_out))
+    return Listing(repository, commit, models, tuple(left_out), projectors)
 
 
 def is_size(value: object) -> TypeGuard[int]:

@@ -24,6 +24,7 @@ from llmrun.hub.names import (
     PypiSource,
     RemoteFile,
     UrlSource,
+    is_projector,
     shards_of,
     url_source_of,
 )
@@ -84,12 +85,14 @@ def _table(name: str, artifact: Artifact) -> str:
     else:
         assert isinstance(source, UrlSource)
         lines += [f"url = {_quoted(source.url)}"]
-    lines += ["files = [", *map(_file_line, artifact.files), "]"]
+    lines += ["files = [", *(f"    {_file_text(file)}," for file in artifact.files), "]"]
+    if artifact.projector is not None:
+        lines += [f"projector = {_file_text(artifact.projector)}"]
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _file_line(file: RemoteFile) -> str:
-    return f"    {{ file = {_quoted(file.path)}, size = {file.size}, sha256 = {_quoted(file.sha256 or '')} }},"
+def _file_text(file: RemoteFile) -> str:
+    return f"{{ file = {_quoted(file.path)}, size = {file.size}, sha256 = {_quoted(file.sha256 or '')} }}"
 
 
 def _quoted(text: str) -> str:
@@ -125,8 +128,13 @@ def _artifact(path: Path, name: str, table: object) -> Artifact:
         source = PypiSource(wheel["project"], wheel["version"], _size(keys, "wheel_bytes"))
     else:
         source = _url_source(keys, files)
+    projector = None
+    if "repository" in kinds and "projector" in keys.left:
+        projector = _file(keys, keys.take("projector", dict, "a file with its size and sha256"), "projector")
+        if not is_projector(projector.path):
+            raise keys.wrong("projector", projector.path, "a vision projector, with mmproj in its name")
     keys.finish()
-    return Artifact(name, source, files, commit)
+    return Artifact(name, source, files, commit, projector)
 
 
 def _url_source(keys: TableKeys, files: tuple[RemoteFile, ...]) -> UrlSource:
@@ -143,8 +151,8 @@ def _url_source(keys: TableKeys, files: tuple[RemoteFile, ...]) -> UrlSource:
     return source
 
 
-def _file(entry: TableKeys, table: object) -> RemoteFile:
-    keys = TableKeys(entry.where, f"{entry.name}: files", table)
+def _file(entry: TableKeys, table: object, key: str = "files") -> RemoteFile:
+    keys = TableKeys(entry.where, f"{entry.name}: {key}", table)
     path = keys.path_inside("file", "a safe file name")
     if not path.lower().endswith(".gguf"):
         raise keys.wrong("file", path, "the name of a .gguf file")

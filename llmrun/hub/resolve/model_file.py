@@ -344,9 +344,10 @@ def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
 class Pull(Struct, frozen=True):
     """A model to pull, with its location on this machine or its sources.
 
-    here     the model's first file; None unless all files are on this machine
-    pinned   the model's exact files; None for a local model whose source was not contacted
-    sources  the sources to try, in order; None if only `pinned` is acceptable
+    here       the model's first file; None unless all files are on this machine
+    pinned     the model's exact files; None for a local model whose source was not contacted
+    sources    the sources to try, in order; None if only `pinned` is acceptable
+    projector  the model's vision projector to download or to lock (see projectors.py), or None
     """
 
     name: str
@@ -354,6 +355,7 @@ class Pull(Struct, frozen=True):
     here: Path | None
     pinned: Artifact | None = None
     sources: Sources | None = None
+    projector: Artifact | None = None
 
     def fetch(self, reporter: Reporter) -> Path:
         """Download the model if necessary and return the path of its first file.
@@ -387,7 +389,8 @@ class Pull(Struct, frozen=True):
                     f"{self.name}: {here.name}: its sha256 is unknown", hint=f"llmrun verify {self.name}"
                 )
             files.append(structs.replace(file, sha256=sha256))
-        return structs.replace(artifact, files=tuple(files))
+        projector = None if self.projector is None else self.projector.files[0]
+        return structs.replace(artifact, files=tuple(files), projector=projector)
 
 
 def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
@@ -453,22 +456,24 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
             raise IntegrityError(
                 str(error), hint=f"the locked files are no longer available; lock the current ones: {again}"
             ) from error
-    return Pull(wanted.name, wanted, named, pinned)
+    projector = None if pinned.projector is None else pinned.for_projector(pinned.projector)
+    return Pull(wanted.name, wanted, named, pinned, projector=projector)
 
 
 def require_room(pulls: Sequence[Pull]) -> None:
     """Raise DoesNotFit unless each disk has enough free space for all models that will be downloaded to it."""
     from llmrun.hub.transfer.download import bytes_here
 
-    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on it, bytes, models)
+    needed: dict[int, tuple[Path, int, dict[str, None]]] = {}  # device number -> (a folder on it, bytes, models)
     for pull in pulls:
-        if pull.pinned is not None and pull.here is None:
-            folder = existing_folder(_folder_of(pull.pinned))
-            disk = folder.stat().st_dev
-            _, size, names = needed.get(disk, (folder, 0, []))
-            needed[disk] = (folder, size + pull.pinned.size - bytes_here(pull.pinned), [*names, pull.name])
+        for artifact in (pull.pinned if pull.here is None else None, pull.projector):
+            if artifact is not None:
+                folder = existing_folder(_folder_of(artifact))
+                disk = folder.stat().st_dev
+                _, size, names = needed.get(disk, (folder, 0, {}))
+                needed[disk] = (folder, size + artifact.size - bytes_here(artifact), names | {pull.name: None})
     for folder, size, names in needed.values():
-        require_space(folder, size, names[0] if len(names) == 1 else f"{len(names)} models")
+        require_space(folder, size, next(iter(names)) if len(names) == 1 else f"{len(names)} models")
 
 
 def _folder_of(artifact: Artifact) -> Path:
