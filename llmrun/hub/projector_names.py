@@ -66,6 +66,13 @@ def choices(model: str, files: Collection[str]) -> list[Choice]:
     ]
 
 
+def only_of(model: str, files: Collection[str]) -> list[str]:
+    """Return the projectors of a model, in all precisions, that match none of the other models among the files."""
+    others = [first for first in models_among(files) if first != model]
+    shared = {file for other in others for one in choices(other, files) for file in one.files}
+    return [file for one in choices(model, files) for file in one.files if file not in shared]
+
+
 def _words(file: str) -> tuple[str, ...]:
     """Return the words of a name: "mmproj-google_gemma-3-4b-it-f16.gguf" -> ("google", "gemma", "3", "4b", "it")."""
     stem = without_quantizations(without_shard(file).rsplit("/", 1)[-1]).lower().replace("mmproj", " ")

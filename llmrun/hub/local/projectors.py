@@ -16,7 +16,7 @@ from llmrun.hub.local import other_programs
 from llmrun.hub.local.paths import entries, folders_in, hub_cache, is_file
 from llmrun.hub.local.stored_models import gguf_files
 from llmrun.hub.names import COMMIT, is_projector, models_among
-from llmrun.hub.projector_names import choices
+from llmrun.hub.projector_names import choices, only_of
 from llmrun.options.settings import MMPROJ_OFF
 
 
@@ -37,6 +37,12 @@ def projector_for(model: Path, asked: str | None = None) -> Path | None:
 def projectors_of(model: Path) -> tuple[Path, ...]:
     """Return all files in the model's own folder or repository that are projectors of the model, by name."""
     return tuple(path for same in _choices(model)[0] for path in same)
+
+
+def only_projectors_of(model: Path) -> tuple[Path, ...]:
+    """Return the projectors in the folder of a model that no other model in this folder uses, by name."""
+    first, files = _neighbours(model)
+    return tuple(files[name] for name in only_of(first, files))
 
 
 def snapshot_of(model: Path) -> Path | None:

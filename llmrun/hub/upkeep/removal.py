@@ -26,9 +26,11 @@ from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import record_path
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA
 from llmrun.hub.local.paths import entries, folders_in, is_file, is_inside, read_small
+from llmrun.hub.local.projectors import only_projectors_of
 from llmrun.hub.local.safe_writes import alone_with
 from llmrun.hub.local.stored_models import Repository, read_repository, repositories, repository_name
 from llmrun.hub.names import SHA256, HubSource, is_gguf, shards_of
+from llmrun.hub.projector_names import only_of
 from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
 
@@ -114,7 +116,7 @@ class Removal:
 
 
 def removal_of(model: Model) -> Removal:
-    """Return the files to remove for a model.
+    """Return the files to remove for a model, including its projector, unless another model nearby uses the projector.
 
     Raises UsageError if another program owns the model, and LlmrunError if one of the repository's folders is a link,
     because the link's target may not belong to the cache.
@@ -136,17 +138,24 @@ def removal_of(model: Model) -> Removal:
         for file in files
         if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # a concurrent `rm` may have removed it
     ]
+    left = {name: path for snapshot in repository.snapshots.values() for name, path in snapshot.items()}
+    kept = {name for snapshot in repository.snapshots.values() for name, path in snapshot.items() if path not in links}
+    if files[0] not in kept:  # otherwise, another revision of this model stays
+        projectors = set(only_of(files[0], left))
+        links += [path for one in repository.snapshots.values() for name, path in one.items() if name in projectors]
     return removal_of_links(model.name, repository, links)
 
 
 def removal_of_own(name: str, files: tuple[Path, ...]) -> Removal:
     """Return the files to remove for a model in our own folder, which may be links to missing files.
 
-    The record of a linked file belongs to the file.
+    A projector is removed along with its model, unless another model in the folder uses it. The record of a linked file
+    belongs to the file.
     """
     targets = [os.path.realpath(path) for path in files if path.is_symlink() and path.exists()]
     notes = (f"{name}: only the link is removed; {' and '.join(targets)} is kept",) if targets else ()
-    records = () if files[0].is_symlink() else (record_path(files[0]),)
+    files += only_projectors_of(files[0])
+    records = tuple(record_path(path) for path in files if not path.is_symlink())
     return Removal(name, None, files, (), records, notes)
 
 

@@ -1,4 +1,4 @@
-"""Verifies that a model's sha256 matches, its header is valid and its weights are finite.
+"""Verifies that a model's sha256 matches, its header is valid and its weights are finite, and likewise its projector's.
 
 The expected sha256 comes from the catalogue, the blob's name or the record of the download. The header is checked as
 strictly as when the model is opened, and the scales of every block are checked for NaN and infinity.
@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from llmrun.base.errors import LlmrunError, shown
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.quants.registry import unsound_blocks
-from llmrun.hub.local.model_records import remember_digests
+from llmrun.hub.local.model_records import ModelRecord, read_record, remember_digests
+from llmrun.hub.local.projectors import projectors_of
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.stored_models import expected_digest
 from llmrun.hub.names import Expected
@@ -36,7 +37,7 @@ _MOST_PROBLEMS = 20  # the maximum number of tensors to report per model
 class VerificationResult:
     """The result of verifying a model.
 
-    digests   the sha256 of each file; "" if the file could not be read
+    digests   the sha256 of each file, the model's files first; "" if the file could not be read
     expected  the expected sha256 of each file; "" if unknown
     tensors   the number of tensors that were checked
     problems  a message for each damaged file or tensor
@@ -63,7 +64,7 @@ class VerificationResult:
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify all of a model's files and record their digests, including digests that differ from the expected ones.
+    """Verify all files of a model and its projector, and record their digests, even if these are not the expected ones.
 
     The digests are recorded so that the next run does not have to hash the files again. Digests of files that the user
     gave as paths (USERS) or linked to are not recorded.
@@ -73,33 +74,53 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     # Users may change their own files at any time. For other files, a record that is the only source of an expected
     # digest must not be overwritten.
     is_users = model.holder == USERS or (model.holder == OWN and model.path.is_symlink())
-    known = promised if len(promised) == len(model.files) else (None,) * len(model.files)
-    said = [expected_digest(path, one) for path, one in zip(model.files, known, strict=True)]
-    recorded = {file.path: file.sha256 for file in model.record.files} if model.record and not is_users else {}
-    expected = tuple(one or recorded.get(str(path), "") for path, one in zip(model.files, said, strict=True))
+    parts = [_Files(model.files, promised if len(promised) == len(model.files) else (), model.record)]
+    parts += [_Files((path,), (), read_record(path)) for path in projectors_of(model.path)]
+    digests: list[str] = []
+    expected: list[str] = []
     missing: list[Path] = []
     unread: list[str] = []
-    digests = [_digest(path, model.name, reporter, missing, unread) for path in model.files]
+    for part in parts:
+        said = part.said()
+        recorded = {} if part.record is None or is_users else {file.path: file.sha256 for file in part.record.files}
+        wanted = [one or recorded.get(str(path), "") for path, one in zip(part.files, said, strict=True)]
+        seen = [_digest(path, model.name, reporter, missing, unread) for path in part.files]
+        if all(seen) and not is_users and (all(said) or not any(wanted)):
+            remember_digests(part.files, seen, name=model.name, source=str(model.source or model.path))
+        digests += seen
+        expected += wanted
+    files = [path for part in parts for path in part.files]
     problems = [
         f"{path}: sha256 is {seen}, expected {wanted}"
-        for path, seen, wanted in zip(model.files, digests, expected, strict=True)
+        for path, seen, wanted in zip(files, digests, expected, strict=True)
         if wanted and seen and seen != wanted
     ]
-    if all(digests) and not is_users and (all(said) or not any(expected)):
-        remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
-    if all(digests):
-        tensors, unsound = _check_tensors(model, reporter)
+    for first in (part.files[0] for part in parts if all(digests)):
+        checked, unsound = _check_tensors(first, model.name, reporter)
+        tensors += checked
         problems += unsound
     return VerificationResult(
         name=model.name,
         digests=tuple(digests),
-        expected=expected,
+        expected=tuple(expected),
         tensors=tensors,
         problems=tuple(problems),
         missing=tuple(missing),
         unread=tuple(unread),
     )
+
+
+class _Files(NamedTuple):
+    """The files of a model or its projector, with their digests in the catalogue, or (), and their record."""
+
+    files: tuple[Path, ...]
+    promised: Sequence[Expected]
+    record: ModelRecord | None
+
+    def said(self) -> list[str | None]:
+        known = self.promised or (None,) * len(self.files)
+        return [expected_digest(path, one) for path, one in zip(self.files, known, strict=True)]
 
 
 def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unread: list[str]) -> str:
@@ -112,14 +133,14 @@ def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unre
     return ""
 
 
-def _check_tensors(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
+def _check_tensors(first: Path, name: str, reporter: Reporter) -> tuple[int, list[str]]:
     """Check the header and all tensors. Returns the number of tensors and a message for each problem."""
     problems: list[str] = []
     tensors = 0
     try:
-        with open_gguf(model.path) as file:
+        with open_gguf(first) as file:
             tensors = len(file.tensors)
-            problems.extend(islice(_unsound_tensors(file, model.name, reporter), _MOST_PROBLEMS))
+            problems.extend(islice(_unsound_tensors(file, name, reporter), _MOST_PROBLEMS))
     except LlmrunError as error:
         problems.append(str(error))
     return tensors, problems
