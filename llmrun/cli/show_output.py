@@ -16,12 +16,14 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.console.output import aligned, beside, out
 from llmrun.cli.console.terminal import room, visible_line
+from llmrun.cli.vision_output import vision_as_json, vision_fields
 from llmrun.formats.gguf.metadata import ADAPTER, StringArray, purpose_of
 from llmrun.model.archs.parts.tensors import parameter_count, quantization
 from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
+    from llmrun.cli.vision_output import VisionFacts
     from llmrun.formats.gguf.metadata import Value
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry
@@ -49,10 +51,12 @@ _SPECIAL = (("bos", "begin"), ("eos", "end"), ("eot", "end of turn"), ("unknown"
 Fields = Sequence[tuple[str, str]]
 
 
-def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
+def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None, vision: VisionFacts | None) -> None:
     """Print the overview, in sections with one line per field."""
     for title, fields in _sections(file, name, entry):
         show_section(title, fields)
+    if vision is not None:
+        show_section("Vision", [*vision_fields(vision)])
     out.lines(["", "Tensors"], dim=True)
     out.lines(f"  {line}" for line in aligned(_types(file), (1, 2)))
 
@@ -269,7 +273,7 @@ def tensor_lines(file: GGUFFile) -> list[str]:
     return aligned(rows, (3,)) if rows else []
 
 
-def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, Any]:
+def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None, vision: VisionFacts | None) -> dict[str, Any]:
     """Return the overview as a JSON object. For arrays in the metadata, only the type and the length are included."""
     return {
         "name": name,
@@ -285,6 +289,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
         },
         "catalogue": _entry_as_json(entry),
         "fills": file.has(_TOKENS) and fill_tokens_of(file) is not None,
+        "vision": vision_as_json(vision),
         **metadata_as_json(file),
     }
 

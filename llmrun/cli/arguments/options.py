@@ -374,11 +374,15 @@ def given_by(flags: DataclassInstance) -> dict[str, object]:
     """
     values = [(flag, getattr(flags, flag.name)) for flag in fields(flags) if flag.name in RULES]
     given = {flag.name: value for flag, value in values if value is not flag.default}
-    if getattr(flags, "no_mmproj", False):
-        if "mmproj" in given:
-            raise UsageError("--no-mmproj: cannot be combined with --mmproj")
-        given["mmproj"] = MMPROJ_OFF
-    return given
+    asked = asked_projector(getattr(flags, "mmproj", None), no_mmproj=getattr(flags, "no_mmproj", False))
+    return given if asked is None else given | {"mmproj": asked}
+
+
+def asked_projector(mmproj: str | None, *, no_mmproj: bool) -> str | None:
+    """Return the setting `mmproj` given by two flags, or None. Raises UsageError if both are given."""
+    if no_mmproj and mmproj is not None:
+        raise UsageError("--no-mmproj: cannot be combined with --mmproj")
+    return MMPROJ_OFF if no_mmproj else mmproj
 
 
 def settings_of(flags: DataclassInstance, model: str, *, verbose: bool) -> Settings:

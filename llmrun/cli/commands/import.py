@@ -1,8 +1,9 @@
 """Give a model file a name.
 
 The file stays where it is, and llmrun links to it; --copy and --move put it into llmrun's folder of models instead.
-Afterwards, all commands accept the name. For a split model, give the first file. Models of Ollama, LM Studio and the
-Hugging Face cache need no import: `llmrun list` shows their names.
+Afterwards, all commands accept the name. For a split model, give the first file. The vision projector (mmproj) next to
+the model is imported, too. Models of Ollama, LM Studio and the Hugging Face cache need no import: `llmrun list` shows
+their names.
 
 Examples:
     llmrun import ./model-Q4_K_M.gguf mine
@@ -22,7 +23,7 @@ from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
+from llmrun.cli.arguments.options import apply_settings, asked_projector
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
 
@@ -46,12 +47,25 @@ def command(
     copy: Annotated[bool, typer.Option("--copy", help="Copy the file.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Move the file.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model of this name.")] = False,
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            "--mmproj",
+            metavar="FILE",
+            help="Vision projector of the model.  [default: the one next to it]",
+            autocompletion=options.files,
+        ),
+    ] = None,
+    no_mmproj: Annotated[
+        bool, typer.Option("--no-mmproj", help="Import the model without its vision projector.")
+    ] = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     apply_settings({"quiet": quiet})
     if copy and move:
         raise UsageError("--copy: cannot be combined with --move")
+    asked = asked_projector(mmproj, no_mmproj=no_mmproj)
     if name is not None and os.path.exists(name):  # noqa: PTH110  (Path.exists raises for names that are too long)
         raise UsageError(f"import: {name!r}: a second file", hint=str(LISTING["extra"]))
     path = _path(file)
@@ -60,8 +74,10 @@ def command(
     from llmrun.hub.upkeep import importing
 
     how = importing.COPY if copy else importing.MOVE if move else importing.LINK
-    planned = importing.plan_import(path, name, how, force=force)
+    planned = importing.plan_import(path, name, how, force=force, mmproj=asked)
     importing.carry_out(planned, how, HubReporter())
+    if planned.note:
+        out.note(planned.note)
     if json_output:
         body = {"name": planned.name, "how": how, "imported": not planned.is_done}
         files = {"from": [str(each) for each in planned.files], "files": [str(each) for each in planned.finals]}

@@ -1,7 +1,8 @@
 """List the models on this machine, and your presets.
 
 The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. All models are
-used in place, without a copy. The names of models work with -m, show, rm and verify.
+used in place, without a copy. The names of models work with -m, show, rm and verify. Models with a vision projector
+(mmproj), which read images, are marked with "vision".
 
 Examples:
     llmrun list
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.base.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.base.errors import UsageError
@@ -24,6 +25,8 @@ from llmrun.cli.console.terminal import room, shortened, visible_line
 from llmrun.options.settings import load_presets
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmrun.formats.gguf.glance import Glance
     from llmrun.hub.local.own_models import OwnModel
     from llmrun.hub.upkeep.inventory import Model
@@ -42,17 +45,18 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
 
     from llmrun.cli import preset_output
     from llmrun.hub.local.own_models import own_models
+    from llmrun.hub.local.projectors import projectors_of
     from llmrun.hub.upkeep import inventory, removal
 
     presets = _presets()
     found = inventory.models()
-    described = [(model, *inventory.facts_of(model)) for model in found]
+    described = [_Described(model, *inventory.facts_of(model), projectors_of(model.path)) for model in found]
     begun, broken = removal.partials(), [own for own in own_models() if own.missing]
-    total = inventory.total_size([path for model in found for path in model.files])
+    total = inventory.total_size([path for each in described for path in (*each.model.files, *each.projectors)])
     if json_output:
         out.json(
             {
-                "models": [_as_json(*each) for each in described],
+                "models": [_as_json(each) for each in described],
                 "presets": [preset_output.preset_as_json(preset) for preset in presets],
                 "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
                 "broken": [{"name": each.name, "target": each.target} for each in broken],
@@ -70,6 +74,15 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
         _tell_of_old([model for model in found if not model.current])
     _show_presets(presets)
     return 0
+
+
+class _Described(NamedTuple):
+    """A model, a few fields of its header, the problem of reading the header, and the model's projectors."""
+
+    model: Model
+    facts: Glance
+    problem: str
+    projectors: Sequence[Path]
 
 
 def _presets() -> list[Preset]:
@@ -94,12 +107,12 @@ def _show_presets(presets: Sequence[Preset]) -> None:
     out.lines(rest)
 
 
-def _show(described: list[tuple[Model, Glance, str]], total: int) -> None:
+def _show(described: list[_Described], total: int) -> None:
     from llmrun.cli.console.output import narrowed
 
     if described:
         now = time.time()
-        rows = narrowed(_HEADER, [_row(*each, now) for each in described], _RIGHT, _DROPPABLE)
+        rows = narrowed(_HEADER, [_row(each, now) for each in described], _RIGHT, _DROPPABLE)
         out.lines(rows[:1], dim=True)
         out.lines(rows[1:])
         out.lines([f"{counted(len(described), 'model')}, {format_bytes(total)}"], dim=True)
@@ -111,12 +124,13 @@ def _tell_of_old(old: Sequence[Model]) -> None:
         out.note(f"{counted(len(old), 'model')} {has} a newer revision; `llmrun prune` removes the old files")
 
 
-def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ...]:
+def _row(described: _Described, now: float) -> tuple[str, ...]:
+    model, facts, problem, projectors = described
     return (
         model.name,
         format_bytes(model.size),
         facts.quantization,
-        "damaged" if problem else facts.architecture,
+        "damaged" if problem else f"{facts.architecture}, vision" if projectors else facts.architecture,
         format_tokens(facts.context),
         format_age(model.used, now) if model.used else "never",
     )
@@ -135,7 +149,8 @@ def _broken(own: OwnModel) -> str:
     )
 
 
-def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:
+def _as_json(described: _Described) -> dict[str, Any]:
+    model, facts, problem, projectors = described
     record = model.record
     return {
         "name": model.name,
@@ -145,6 +160,7 @@ def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:
         "quantization": facts.quantization,
         "architecture": facts.architecture,
         "context": facts.context,
+        "projectors": [str(path) for path in projectors],
         "repository": model.repository,
         "commit": model.commits[0] if model.commits else "",
         "superseded": not model.current,

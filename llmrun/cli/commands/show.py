@@ -1,8 +1,8 @@
 """Show a model's metadata without running it.
 
-The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
-model's entry in the catalogue. For models not yet downloaded, only the header is fetched; offline, only the catalogue's
-entry is shown. For presets, the settings are printed first.
+The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, the
+vision projector next to it, and the model's entry in the catalogue. For models not yet downloaded, only the header is
+fetched; offline, only the catalogue's entry is shown. For presets, the settings are printed first.
 
 Examples:
     llmrun show qwen3:4b
@@ -24,6 +24,7 @@ from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
+    from llmrun.cli.vision_output import VisionFacts
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry, Wanted
     from llmrun.options.presets import Preset
@@ -64,20 +65,24 @@ def command(
                 out.json({"preset": preset_output.preset_as_json(preset)})
             return 0
     try:
-        file, entry, called = _opened(name, offline=settings.offline)
+        file, entry, called, is_here = _opened(name, offline=settings.offline)
     except NetworkError as error:
         if parts or not _show_entry(name, error, preset, as_json=json_output):
             raise
         return 0
     with file:
-        _show(file, called, entry, parts[0] if parts else "", preset, as_json=json_output)
+        from llmrun.cli.vision_output import vision_facts
+
+        vision = vision_facts(file, settings) if is_here and not parts else None
+        _show(file, called, entry, parts[0] if parts else "", preset, vision, as_json=json_output)
     return 0
 
 
-def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
-    """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
+def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str, bool]:
+    """Return a model's header, catalogue entry and name, and whether the model is on this machine.
 
-    This function may raise any LlmrunError from the hub or the reader.
+    For a model not yet downloaded, only the header is fetched. This function may raise any LlmrunError from the hub or
+    the reader.
     """
     from llmrun.formats.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import LocalPath, existing, understand
@@ -85,12 +90,12 @@ def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None,
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        return open_gguf(existing(meant)), None, meant.name or str(meant.path)
+        return open_gguf(existing(meant)), None, meant.name or str(meant.path), True
     try:
         model = select(name, models())
     except ModelNotFound:
-        return _fetched_header(meant, offline), meant.entry, meant.name
-    return open_gguf(model.path), meant.entry, model.name
+        return _fetched_header(meant, offline), meant.entry, meant.name, False
+    return open_gguf(model.path), meant.entry, model.name, True
 
 
 def _show_entry(name: str, error: NetworkError, preset: Preset | None, *, as_json: bool) -> bool:
@@ -125,7 +130,14 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 
 
 def _show(
-    file: GGUFFile, name: str, entry: CatalogEntry | None, part: str, preset: Preset | None, *, as_json: bool
+    file: GGUFFile,
+    name: str,
+    entry: CatalogEntry | None,
+    part: str,
+    preset: Preset | None,
+    vision: VisionFacts | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the overview of a header, or only the part that a flag such as "--template" selects."""
     from llmrun.cli import show_output
@@ -143,9 +155,9 @@ def _show(
             out.lines(show_output.tensor_lines(file))
         case _ if as_json:
             told = None if preset is None else preset_output.preset_as_json(preset)
-            out.json({**show_output.as_json(file, name, entry), "preset": told})
+            out.json({**show_output.as_json(file, name, entry, vision), "preset": told})
         case _:
-            show_output.show_all(file, name, entry)
+            show_output.show_all(file, name, entry, vision)
 
 
 def _show_preset(preset: Preset) -> None:

@@ -13,15 +13,17 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
+from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import forget
 from llmrun.hub.local.own_models import ENDING, OwnModel, find_own, stem_of
+from llmrun.hub.local.projectors import check_pair, only_projectors_of, projector_for
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.names import models_among, shards_of
 from llmrun.hub.progress_reporter import Reporter
@@ -44,10 +46,11 @@ class Import:
     """A planned import.
 
     name      the name that the model will have
-    files     the model's files, with absolute paths
+    files     the model's files and its projector, with absolute paths
     finals    the path of each file in our own folder
     replaced  the files that have the name now
     is_done   whether the name already belongs to these files
+    note      why a projector next to the model is not imported, or ""
     """
 
     name: str
@@ -55,10 +58,13 @@ class Import:
     finals: tuple[Path, ...]
     replaced: tuple[Path, ...] = ()
     is_done: bool = False
+    note: str = ""
 
 
-def plan_import(file: Path, name: str | None, how: str, *, force: bool) -> Import:
+def plan_import(file: Path, name: str | None, how: str, *, force: bool, mmproj: str | None = None) -> Import:
     """Check a model and its new name. By default, the name is that of the file, without its ending.
+
+    mmproj  the projector to import with the model, as in `projector_for`
 
     Raises ModelNotFound and ModelFileError for a file that is not a complete model, UnsupportedModel for a model that
     no backend supports, and UsageError for a name that cannot be used or, without `force`, is in use.
@@ -75,22 +81,63 @@ def plan_import(file: Path, name: str | None, how: str, *, force: bool) -> Impor
     with open_gguf(first) as opened:
         check_is_model(opened)
         check_supported(opened)
-    if how == MOVE:
-        _check_movable(files)
     chosen = _checked(name) if name else _name_of(first)
+    projector, note = _projector(first, mmproj)
+    if how == MOVE:
+        _check_movable((*files, *projector))
     own = find_own(chosen)
-    if own is not None and _is_same(own, files) and (how == LINK or not own.files[0].is_symlink()):
-        return Import(own.name, files, own.files, is_done=True)
+    is_same = own is not None and _is_same(own, files)
+    has_projector = all(_is_imported(path, chosen) for path in projector)
+    if own is not None and is_same and (has_projector if how == LINK else not own.files[0].is_symlink()):
+        return Import(own.name, files, own.files, is_done=True, note=note)
     has_only_links = own is not None and all(path.is_symlink() for path in own.files)
-    if not (own is not None and has_only_links and (own.missing or _is_same(own, files))):
+    if not (own is not None and has_only_links and (own.missing or is_same)):
         _check_free(chosen, own, force=force)
-    replaced = own.files if own else ()
+    replaced = (*own.files, *_imported_projectors(own)) if own else ()
     ends = [f"-{number:05}-of-{len(files):05}" for number in range(1, len(files) + 1)] if len(files) > 1 else [""]
+    ends += [_projector_end(path) for path in projector]
     finals = tuple(paths.models_folder() / f"{chosen}{end}{ENDING}" for end in ends)
     for final in finals:
         if os.path.lexists(final) and final not in replaced and not force:
             raise UsageError(f"import: {final}: already exists", hint="choose another name, or add --force")
-    return Import(chosen, files, finals, replaced)
+    return Import(chosen, (*files, *projector), finals, replaced, note=note)
+
+
+def _projector(first: Path, asked: str | None) -> tuple[tuple[Path, ...], str]:
+    """Return the projector to import with a model, or (), and a note that says why a projector was left out.
+
+    Raises the errors of `projector_for`, and of `check_pair` for a projector that the user named.
+    """
+    found = projector_for(first, asked)
+    if found is None:
+        return (), ""
+    try:
+        check_pair(found, first)
+    except LlmrunError as error:
+        if asked is not None:
+            raise
+        return (), f"{found.name} is not imported: {error}"
+    return (found.absolute(),), ""
+
+
+def _is_imported(projector: Path, name: str) -> bool:
+    """Return whether the model with this name has this projector already."""
+    final = paths.models_folder() / f"{name}{_projector_end(projector)}{ENDING}"
+    return projector.parent == paths.models_folder() or (final.exists() and final.samefile(projector))
+
+
+def _projector_end(projector: Path) -> str:
+    """Return what follows the model's name in the name of its projector, before the ending."""
+    quantization = quantization_of(projector.name)
+    return f".mmproj-{quantization}" if quantization else ".mmproj"
+
+
+def _imported_projectors(own: OwnModel) -> Iterator[Path]:
+    """Yield the projectors that were imported with a model."""
+    beginning = f"{stem_of(own.files[0].name)}.mmproj".lower()
+    for path in only_projectors_of(own.files[0]):
+        if path.name.lower().startswith(beginning):
+            yield path
 
 
 def carry_out(planned: Import, how: str, reporter: Reporter) -> None:
