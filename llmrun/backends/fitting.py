@@ -150,6 +150,7 @@ class Fit:
     forecast         expected speed, or None if the backend has no forecast and the model has not run yet
     decode_origin, prefill_origin  the origins of the forecast's speeds (experience.py), or "" if unknown
     disturbance      what disturbed the measurement of this machine on which predicted speeds are based, or ""
+    vision           the bytes that the vision projector and its activations need, or 0
     """
 
     architecture: str
@@ -169,12 +170,13 @@ class Fit:
     decode_origin: str = ""
     prefill_origin: str = ""
     disturbance: str = ""
+    vision: int = 0
 
     @property
     def needed(self) -> int:
         """The main memory in bytes that the model uses, including pages of the mapped file but not GPU memory."""
         whole = self.footprint.weights + self.footprint.cache.of(self.context)
-        return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
+        return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary + self.vision
 
     @property
     def fits(self) -> bool:
@@ -199,11 +201,13 @@ def fit_of(
     context: int | None = None,
     kv_type: str | None = None,
     prompt: int = DEFAULT_PROMPT,
+    vision: int = 0,
 ) -> Fit:
     """Estimate how well a model fits the resources. Only the header is read, not the tensor data.
 
     context  context size in tokens, TRAINED_CONTEXT, or None for the smaller of DEFAULT_CONTEXT and the trained context
     kv_type  precision of the KV cache, or None for the backend's default
+    vision   the field of Fit
     Raises BadGGUF for invalid metadata.
     """
     architecture = file.string("general.architecture")
@@ -246,6 +250,7 @@ def fit_of(
         decode_origin=origins[0],
         prefill_origin=origins[1],
         disturbance=resources.disturbance if is_predicted else "",
+        vision=vision,
     )
 
 

@@ -3,9 +3,9 @@
 Without a name, the command recommends up to three models of the catalogue for this machine: a fast one, a balanced one
 and the best one. For models not yet downloaded, only the header is fetched. Offline, memory and speed are estimated
 from the catalogue. If a name does not specify a quantization, all quantizations are listed, with the best choice
-marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted from a measurement of this
-machine, which is made only once and takes a few seconds, until real runs have shown the true speed. Encoders generate
-no text, so their speed is the speed of reading text.
+marked. Memory is the sum of weights, KV cache, scratch space and, for models that read images, the vision projector.
+Speeds are predicted from a measurement of this machine, which is made only once and takes a few seconds, until real
+runs have shown the true speed. Encoders generate no text, so their speed is the speed of reading text.
 
 Examples:
     llmrun fit
@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from llmrun.cli.arguments.options import all_models, apply_settings
 from llmrun.cli.console.output import hanging, out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
-from llmrun.options.settings import model_named
+from llmrun.options.settings import MMPROJ_OFF, model_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry, Wanted
     from llmrun.hub.names import Artifact
+    from llmrun.hub.remote.repository import Listing
     from llmrun.options.settings import Settings
 
 LISTING = {"heading": "Find and fit models", "place": 20}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
-_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "TEXT", "SCRATCH", "ON GPU", "TTFT", "PER TEXT", "TOK/S")
-_DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
+_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "TEXT", "SCRATCH", "VISION", "ON GPU", "TTFT", "PER TEXT", "TOK/S")
+_DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH", "VISION"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
 
 
 def command(
@@ -150,11 +152,11 @@ class _FitFlags:
         memory = None if found.memory is None else found.memory + idle_memory()
         self.resources = replace(found, memory=memory)
 
-    def fit_of(self, file: GGUFFile) -> Fit:
+    def fit_of(self, file: GGUFFile, vision: int) -> Fit:
         from llmrun.backends.fitting import fit_of
 
         context, kv_type = self.settings.ctx_size, self.settings.kv_type
-        return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt)
+        return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt, vision=vision)
 
     def estimate_of(self, quant: _CatalogQuant) -> Fit | None:
         from llmrun.hub.recommendation import as_fit, from_catalogue
@@ -184,14 +186,14 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     from llmrun.backends.fitting import best_of
 
     named: list[_Named] = []
-    for called, file in _headers(name, asked.settings):
+    for called, file, vision in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)", at_once=True)
         if isinstance(file, _CatalogQuant):
             if (guess := asked.estimate_of(file)) is not None:
                 named.append(_Named(called, file.quantization, guess, is_estimate=True))
             continue
         with file:
-            one = asked.fit_of(file)
+            one = asked.fit_of(file, vision)
         named.append(_Named(called, one.file_type, one))
     asked.speeds.keep()
     out.clear_progress()
@@ -202,8 +204,8 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     return {"name": name, "quantizations": [_as_json(row, best == number) for number, row in enumerate(named)]}
 
 
-def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _CatalogQuant]]:
-    """Yield the display name and header of each quantization that `name` refers to.
+def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _CatalogQuant, int]]:
+    """Yield the display name and header of each quantization that `name` refers to, and the bytes for its projector.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
     models. Offline, catalogue models that are not local have no header. If one of several headers cannot be read, a
@@ -219,30 +221,30 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _C
     if isinstance(meant, LocalPath):
         file = open_gguf(existing(meant))
         check_is_model(file)
-        yield meant.name or meant.path.name, file
+        yield meant.name or meant.path.name, file, _vision_bytes(file, settings)
         return
     held = here(meant)
     if held and (not leaves_open(meant) or _are_all(held, meant)):
-        yield from _held(held)
+        yield from _held(held, settings)
         return
     estimated = _estimated(meant, {one for one, _ in held})
     if (held or estimated) and is_offline(settings.offline):
         out.note(f"{meant.name}: offline: {_instead(held, estimated)}")
-        yield from _held(held)
+        yield from _held(held, settings)
         yield from estimated
         return
     refuse_if_offline(meant, settings.offline)
     try:
-        yield from _offered(meant, dict(held), HubReporter())
+        yield from _offered(meant, dict(held), HubReporter(), settings)
     except NetworkError as error:
         if not held and not estimated:
             raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
         out.note(f"{_naming(meant, error)}; {_instead(held, estimated)}")
-        yield from _held(held)
+        yield from _held(held, settings)
         yield from estimated
 
 
-def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _CatalogQuant]]:
+def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _CatalogQuant, int]]:
     """Return the quantizations of a catalogue model that are not local and whose size is known."""
     from llmrun.hub.resolve.offers import leaves_open
 
@@ -252,7 +254,7 @@ def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _Catalog
     wants_all = meant.name == entry.name and leaves_open(meant)
     names = {entry.name_with(quant): quant for quant in entry.quants if entry.size_of(quant) is not None}
     return [
-        (name, _CatalogQuant(entry, quant))
+        (name, _CatalogQuant(entry, quant), 0)
         for name, quant in names.items()
         if name not in held and (name == meant.name or wants_all)
     ]
@@ -280,11 +282,24 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
     return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
 
 
-def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, GGUFFile]]:
+def _held(held: Sequence[tuple[str, Path]], settings: Settings) -> Iterator[tuple[str, GGUFFile, int]]:
     from llmrun.formats.gguf.reader import open_gguf
 
     for name, path in held:
-        yield name, open_gguf(path)
+        file = open_gguf(path)
+        yield name, file, _vision_bytes(file, settings)
+
+
+def _vision_bytes(file: GGUFFile, settings: Settings) -> int:
+    """Return how many bytes the projector next to a local model and its activations need, or 0 if there is none."""
+    from llmrun.cli.vision_output import vision_facts
+
+    facts = None if settings.mmproj == MMPROJ_OFF else vision_facts(file, settings)
+    if facts is None or facts.projector is None:
+        if facts is not None:
+            out.note(f"{file.path.name}: without the projector: {facts.problem}")
+        return 0
+    return facts.projector.weight_bytes + facts.projector.working_bytes(facts.projector.most_rows)
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
@@ -303,7 +318,9 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
     return None
 
 
-def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, GGUFFile]]:
+def _offered(
+    meant: Wanted, held: dict[str, Path], reporter: HubReporter, settings: Settings
+) -> Iterator[tuple[str, GGUFFile, int]]:
     """Yield all available quantizations. Read headers from local files where possible, and fetch the others."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
@@ -317,12 +334,37 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
     if unread and len(unread) == len(artifacts):
         raise unread[0]
     found: dict[str, GGUFFile | LlmrunError] = {one.name: file for one, file in zip(missing, read, strict=True)}
+    sizes = {} if settings.mmproj == MMPROJ_OFF else _projector_sizes(artifacts, reporter)
     for artifact in artifacts:
         file = local[artifact.name] if artifact.name in local else found[artifact.name]
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:
-            yield artifact.name, file
+            here = _vision_bytes(file, settings) if artifact.name in local else 0
+            yield artifact.name, file, here or sizes.get(artifact.name, 0)
+
+
+def _projector_sizes(artifacts: Sequence[Artifact], reporter: HubReporter) -> dict[str, int]:
+    """Return the size of each model's projector on the Hub. The activations are unknown until it is downloaded."""
+    from llmrun.hub.names import HubSource
+    from llmrun.hub.remote.huggingface import listing
+    from llmrun.hub.resolve.projectors import projector_on_hub
+
+    @functools.cache
+    def listed(repository: str, commit: str) -> Listing:
+        return listing(HubSource(repository, revision=commit))
+
+    sizes: dict[str, int] = {}
+    for artifact in artifacts:
+        if isinstance(artifact.source, HubSource):
+            try:
+                known = listed(artifact.source.repository, artifact.commit)
+            except LlmrunError as error:
+                out.note(f"{artifact.name}: the size of its projector is unknown: {error}")
+                return sizes
+            found = projector_on_hub(artifact, reporter, known)
+            sizes[artifact.name] = 0 if found is None else found.size
+    return sizes
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -355,6 +397,7 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "WEIGHTS": format_bytes(one.footprint.weights),
         "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
         "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
+        "VISION": format_bytes(one.vision) if one.vision else "",
         "ON GPU": f"{one.gpu_layers} of {one.layers}" if one.layers else "",
     }
     return {
@@ -429,7 +472,8 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "memory_mapped": one.footprint.mapped,
         "memory_of_kv_cache": one.footprint.cache.of(one.context),
         "memory_of_scratch": one.footprint.scratch + one.footprint.vocabulary,
-        "peak_memory": one.footprint.total(one.context),
+        "memory_of_vision": one.vision,
+        "peak_memory": one.footprint.total(one.context) + one.vision,
     }
     return {
         "name": row.name,

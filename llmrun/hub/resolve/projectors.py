@@ -19,6 +19,7 @@ from llmrun.hub.resolve.model_file import is_offline, resolve
 from llmrun.options.settings import MMPROJ_OFF, Settings
 
 if TYPE_CHECKING:
+    from llmrun.hub.remote.repository import Listing
     from llmrun.hub.resolve.model_file import Pull
 
 _ON_HUB = re.compile(r"(?:hf|huggingface|https?):", re.IGNORECASE)  # these values of --mmproj are not paths
@@ -112,17 +113,19 @@ def with_projector(pull: Pull, reporter: Reporter, *, offline: bool) -> Pull:
         return pull
 
 
-def projector_on_hub(model: Artifact, reporter: Reporter) -> Artifact | None:
+def projector_on_hub(model: Artifact, reporter: Reporter, listed: Listing | None = None) -> Artifact | None:
     """Return the projector in a model's repository at the model's commit, or None. Raises the errors of `listing`.
 
     If the repository has several projectors that match the model, returns None with a note.
+
+    listed  the repository at this commit, if it is known
     """
     if not isinstance(model.source, HubSource):
         return None
     from llmrun.hub.remote.huggingface import listing
     from llmrun.hub.transfer.download import bytes_here
 
-    found = listing(replace(model.source, revision=model.commit))
+    found = listed or listing(replace(model.source, revision=model.commit))
     projectors = {file.path: file for file in found.projectors}
     names = [file.path for offered in found.models for file in offered.files]
     matching = choices(model.files[0].path, [*names, *projectors])
