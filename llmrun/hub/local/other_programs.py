@@ -119,21 +119,20 @@ def _name(registry: str, owner: str, model: str, tag: str) -> str:
 
 def _model_blob(folder: Path, manifest: Path) -> Path | None:
     """Return the GGUF file of a model, or None if the model has several files or its manifest is invalid."""
-    return _blob(folder, manifest, _MODEL_LAYER)
+    blobs = _blobs(folder, manifest, _MODEL_LAYER)
+    return blobs[0] if len(blobs) == 1 else None
 
 
-def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
-    """Return the only layer of this media type, or None if there is not exactly one or the manifest is invalid."""
+def _blobs(folder: Path, manifest: Path, kind: str) -> list[Path]:
+    """Return the layers of this media type, or [] if one is missing or the manifest is invalid."""
     try:
         layers: Any = json.loads(read_small(manifest))["layers"]
         digests = [layer["digest"] for layer in layers if layer["mediaType"] == kind]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    match = _DIGEST.fullmatch(digests[0]) if len(digests) == 1 and isinstance(digests[0], str) else None
-    if match is None:
-        return None
-    blob = folder / "blobs" / f"sha256-{match['digits']}"
-    return blob if blob.is_file() else None
+        return []
+    matches = [_DIGEST.fullmatch(digest) if isinstance(digest, str) else None for digest in digests]
+    blobs = [folder / "blobs" / f"sha256-{match['digits']}" for match in matches if match is not None]
+    return blobs if len(blobs) == len(digests) and all(blob.is_file() for blob in blobs) else []
 
 
 def ollama_projectors(model: Path) -> list[Path]:
@@ -142,8 +141,8 @@ def ollama_projectors(model: Path) -> list[Path]:
     for folder in _ollama_folders():
         if model.parent == folder / "blobs":
             for (_, manifest), _ in zip(_manifests(folder / "manifests"), range(_MOST_MANIFESTS), strict=False):
-                if _model_blob(folder, manifest) == model and (blob := _blob(folder, manifest, _PROJECTOR_LAYER)):
-                    found[blob] = None
+                if _model_blob(folder, manifest) == model:
+                    found |= dict.fromkeys(_blobs(folder, manifest, _PROJECTOR_LAYER))
     return [*found]
 
 

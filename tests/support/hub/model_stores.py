@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -90,15 +90,22 @@ class Stores:
         path.write_bytes(data)
         return path
 
-    def ollama(self, data: bytes, *parts: str, folder: Path | None = None) -> Path:
+    def ollama(
+        self, data: bytes, *parts: str, folder: Path | None = None, projectors: Sequence[bytes] = ()
+    ) -> Path:
         """Add a model to Ollama's store. `parts` are registry, owner, name and tag, or only the last two."""
         folder = folder or self.root / ".ollama" / "models"
         blob = folder / "blobs" / f"sha256-{sha256(data)}"
         blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(data)
+        for each in (data, *projectors):
+            blob.with_name(f"sha256-{sha256(each)}").write_bytes(each)
         layers = [
             {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"},
             {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{sha256(data)}"},
+        ]
+        layers += [
+            {"mediaType": "application/vnd.ollama.image.projector", "digest": f"sha256:{sha256(each)}"}
+            for each in projectors
         ]
         self.manifest(json.dumps({"layers": layers}).encode(), *parts, folder=folder)
         return blob
