@@ -90,9 +90,7 @@ class Stores:
         path.write_bytes(data)
         return path
 
-    def ollama(
-        self, data: bytes, *parts: str, folder: Path | None = None, projectors: Sequence[bytes] = ()
-    ) -> Path:
+    def ollama(self, data: bytes, *parts: str, folder: Path | None = None, projectors: Sequence[bytes] = ()) -> Path:
         """Add a model to Ollama's store. `parts` are registry, owner, name and tag, or only the last two."""
         folder = folder or self.root / ".ollama" / "models"
         blob = folder / "blobs" / f"sha256-{sha256(data)}"
