@@ -15,6 +15,7 @@ from llmrun.base.errors import BadGGUF, DoesNotFit, LlmrunError, ModelFileError,
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.local.own_models import own_models
+from llmrun.hub.local.projectors import projector_for
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.upkeep import importing
@@ -22,9 +23,11 @@ from llmrun.hub.upkeep.importing import COPY, LINK, MOVE, Import, carry_out, pla
 from llmrun.hub.upkeep.inventory import models, select
 from llmrun.hub.upkeep.removal import removal_of, removal_of_own, remove
 from llmrun.hub.upkeep.verification import verify
+from llmrun.options.settings import MMPROJ_OFF
 from tests.support.gguf.gguf_bytes import RawGGUF, string
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.model_stores import Stores, gguf, sha256
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
 
@@ -294,3 +297,54 @@ def test_verify_keeps_no_digest_of_a_linked_file(stores: Stores, original: Path)
     (model,) = models()
     assert verify(model, (), Silent()).is_whole
     assert known_digest(original) is None
+
+
+# --- projectors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sees(stores: Stores) -> Path:
+    """Return a model with its projector next to it."""
+    tiny_projector(stores.root, "gemma3").rename(stores.root / "mmproj-sees-F32.gguf")
+    return tiny_text_model(stores.root, "gemma3").rename(stores.root / "sees-F32.gguf")
+
+
+@pytest.mark.parametrize("how", [LINK, COPY, MOVE])
+def test_the_projector_comes_along(stores: Stores, sees: Path, how: str) -> None:
+    run(sees, "mine", how)
+    assert in_folder(stores) == ["mine.gguf", "mine.mmproj-F32.gguf"]
+    assert names() == ["mine"]
+    final = stores.models / "mine.mmproj-F32.gguf"
+    assert projector_for(stores.models / "mine.gguf") == final
+    assert final.is_symlink() == (how == LINK)
+    assert (stores.root / "mmproj-sees-F32.gguf").exists() == (how != MOVE)
+    if how == LINK:
+        assert plan_import(sees, "mine", how, force=False).is_done
+    remove(removal_of(select("mine", models())))
+    assert in_folder(stores) == []
+
+
+def test_a_projector_that_arrives_later_is_linked(stores: Stores, sees: Path) -> None:
+    projector = stores.root / "mmproj-sees-F32.gguf"
+    hidden = projector.rename(stores.root / "hidden")
+    run(sees, "mine")
+    assert in_folder(stores) == ["mine.gguf"]
+    hidden.rename(projector)
+    run(sees, "mine")
+    assert in_folder(stores) == ["mine.gguf", "mine.mmproj-F32.gguf"]
+
+
+def test_a_replaced_model_loses_its_projector(stores: Stores, sees: Path, original: Path) -> None:
+    run(sees, "mine", COPY)
+    run(original, "mine", COPY, force=True)
+    assert in_folder(stores) == ["mine.gguf"]
+
+
+def test_projectors_of_other_models_are_left_out_with_a_note(stores: Stores, sees: Path) -> None:
+    projector = tiny_projector(stores.root, "gemma3", text_width=128).rename(stores.root / "mmproj-sees-F32.gguf")
+    planned = run(sees, "mine")
+    assert in_folder(stores) == ["mine.gguf"]
+    assert planned.note.startswith("mmproj-sees-F32.gguf is not imported: ")
+    with pytest.raises(ModelFileError, match="does not fit the model"):
+        plan_import(sees, "other", LINK, force=False, mmproj=str(projector))
+    assert plan_import(sees, "other", LINK, force=False, mmproj=MMPROJ_OFF).note == ""

@@ -17,7 +17,7 @@ from llmrun.hub.local.model_records import mark_used, record_path
 from llmrun.hub.local.safe_writes import alone_with, in_use
 from llmrun.hub.local.stored_models import read_repository
 from llmrun.hub.upkeep.inventory import Model, models, select
-from llmrun.hub.upkeep.removal import Removal, partials, referenced, removal_of, removal_of_partial, remove
+from llmrun.hub.upkeep.removal import Removal, partials, prunings, referenced, removal_of, removal_of_partial, remove
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
@@ -374,3 +374,58 @@ def test_what_is_behind_a_link_in_our_folder_is_not_ours(stores: Stores, tmp_pat
     (stores.models / "web").symlink_to(tmp_path)
     assert models() == []
     assert partials() == []
+
+
+# --- projectors -------------------------------------------------------------------------------------------------------
+
+EYES = gguf(salt=9)
+
+
+def test_the_last_model_takes_its_projector_along(stores: Stores) -> None:
+    files = {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO, "mmproj-F16.gguf": EYES}
+    *_, projector = stores.shared("org/name", files)
+    assert remove(removal_of(model("hf:org/name:Q4_0"))) == len(ONE)
+    assert projector.exists(), "the other quantization needs it"
+    assert remove(removal_of(model("hf:org/name:Q8_0"))) == len(TWO) + len(EYES)
+    assert not stores.repository("org/name").exists()
+
+
+def test_another_models_projector_stays(stores: Stores) -> None:
+    files = {"a-Q4_0.gguf": ONE, "b-Q4_0.gguf": TWO, "mmproj-a-F16.gguf": EYES, "mmproj-b-F16.gguf": gguf(salt=8)}
+    _, _, its_own, other = stores.shared("org/name", files)
+    assert remove(removal_of(model("hf:org/name/a-Q4_0.gguf"))) == len(ONE) + len(EYES)
+    assert not its_own.exists()
+    assert other.exists()
+
+
+def test_a_newer_revision_keeps_the_projector_of_an_older_one(stores: Stores) -> None:
+    *_, projector = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": EYES}, ref="old")
+    stores.shared("org/name", {"m-Q4_0.gguf": TWO}, number=2)
+    assert remove(removal_of(model("hf:org/name:Q4_0@old"))) == len(ONE)
+    assert projector.exists()
+    assert remove(removal_of(model("hf:org/name:Q4_0"))) == len(TWO) + len(EYES)
+    the_hubs_own_tool_finds_nothing_wrong(stores)
+
+
+def test_a_projector_in_our_own_folder_goes_with_its_model(stores: Stores) -> None:
+    stores.own("mine.gguf", ONE)
+    stores.own("mine-too.gguf", TWO)
+    stores.own("mine.mmproj-F16.gguf", EYES)
+    assert remove(removal_of(model("mine-too"))) == len(TWO)
+    assert remove(removal_of(model("mine"))) == len(ONE) + len(EYES)
+    assert not list(stores.models.glob("*.gguf"))
+
+
+def test_pruning_keeps_the_only_projector(stores: Stores) -> None:
+    *_, old = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": EYES}, ref=None)
+    stores.shared("org/name", {"m-Q4_0.gguf": TWO}, number=2)
+    for planned in prunings():
+        assert isinstance(planned, Removal)
+        remove(planned)
+    assert old.exists()
+    assert not old.with_name("m-Q4_0.gguf").exists()
+    stores.shared("org/name", {"m-Q4_0.gguf": TWO, "mmproj-F16.gguf": gguf(salt=8)}, number=3)
+    for planned in prunings():
+        assert isinstance(planned, Removal)
+        remove(planned)
+    assert not old.exists()
