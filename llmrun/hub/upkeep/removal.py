@@ -152,9 +152,10 @@ def removal_of_own(name: str, files: tuple[Path, ...]) -> Removal:
     A projector is removed along with its model, unless another model in the folder uses it. The record of a linked file
     belongs to the file.
     """
-    targets = [os.path.realpath(path) for path in files if path.is_symlink() and path.exists()]
-    notes = (f"{name}: only the link is removed; {' and '.join(targets)} is kept",) if targets else ()
     files += only_projectors_of(files[0])
+    targets = [os.path.realpath(path) for path in files if path.is_symlink() and path.exists()]
+    links, verb = ("the link is", "is") if len(targets) == 1 else ("links are", "are")
+    notes = (f"{name}: only {links} removed; {' and '.join(targets)} {verb} kept",) if targets else ()
     records = tuple(record_path(path) for path in files if not path.is_symlink())
     return Removal(name, None, files, (), records, notes)
 
