@@ -133,7 +133,7 @@ def check(modules: set[str], budget: int, *allowed: str) -> None:
         ("launch --help", 38),
         ("launch --list", 39),
         ("launch no-such", 39),
-        ("list", 63),
+        ("list", 65),
         ("ps", 54),
         ("stop --all", 54),
     ],

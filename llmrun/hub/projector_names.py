@@ -33,12 +33,12 @@ _SAME, _PART, _NAMELESS = range(3)
 class Choice(Struct, frozen=True):
     """A projector that may belong to a model, in one or more precisions.
 
-    files     the same projector in different precisions, the preferred one first
-    is_named  False if the files' names contain no name of a model, so that only their headers can confirm the choice
+    files       the same projector in different precisions, the preferred one first
+    is_certain  False if several models could have the projector, because its name contains no name of a model
     """
 
     files: tuple[str, ...]
-    is_named: bool
+    is_certain: bool
 
 
 def choices(model: str, files: Collection[str]) -> list[Choice]:
@@ -60,7 +60,7 @@ def choices(model: str, files: Collection[str]) -> list[Choice]:
         found.setdefault((rank, _distance(model, file), "".join(words)), []).append(file)
     best = min((key[:2] for key in found), default=None)
     return [
-        Choice(tuple(sorted(names, key=_preference)), key[0] != _NAMELESS)
+        Choice(tuple(sorted(names, key=_preference)), key[0] != _NAMELESS or not others)
         for key, names in sorted(found.items())
         if key[:2] == best
     ]

@@ -91,9 +91,14 @@ def test_the_nearest_folder_wins() -> None:
     assert found(model, "vision/mmproj-F16.gguf") == [("vision/mmproj-F16.gguf",)]
 
 
-def test_nameless_choices_are_marked() -> None:
-    assert [one.is_named for one in choices(MODEL, [MODEL, "mmproj-F16.gguf"])] == [False]
-    assert [one.is_named for one in choices(MODEL, [MODEL, "mmproj-gemma-3-4b-it.gguf"])] == [True]
+def test_nameless_projectors_of_several_models_are_uncertain() -> None:
+    def certain(*files: str) -> list[bool]:
+        return [one.is_certain for one in choices(MODEL, [MODEL, *files])]
+
+    assert certain("mmproj-F16.gguf") == [True]
+    assert certain("mmproj-F16.gguf", "gemma-3-4b-it-Q8_0.gguf") == [True]
+    assert certain("mmproj-F16.gguf", "qwen.gguf") == [False]
+    assert certain("mmproj-gemma-3-4b-it.gguf", "qwen.gguf") == [True]
 
 
 def test_only_projectors_that_no_other_model_uses_are_its_own() -> None:

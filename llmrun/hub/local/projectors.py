@@ -15,7 +15,7 @@ from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError, shown
 from llmrun.hub.local import other_programs
 from llmrun.hub.local.paths import entries, folders_in, hub_cache, is_file
 from llmrun.hub.local.stored_models import gguf_files
-from llmrun.hub.names import COMMIT, is_projector, models_among
+from llmrun.hub.names import COMMIT, is_projector
 from llmrun.hub.projector_names import choices, only_of
 from llmrun.options.settings import MMPROJ_OFF
 
@@ -35,8 +35,9 @@ def projector_for(model: Path, asked: str | None = None) -> Path | None:
 
 
 def projectors_of(model: Path) -> tuple[Path, ...]:
-    """Return all files in the model's own folder or repository that are projectors of the model, by name."""
-    return tuple(path for same in _choices(model)[0] for path in same)
+    """Return all files in the model's own folder or repository that are certainly projectors of the model, by name."""
+    found, is_clear = _choices(model)
+    return tuple(path for same in found for path in same) if is_clear else ()
 
 
 def only_projectors_of(model: Path) -> tuple[Path, ...]:
@@ -71,7 +72,7 @@ def _found(model: Path) -> Path | None:
 
 
 def _choices(model: Path) -> tuple[list[Sequence[Path]], bool]:
-    """Return the projectors that match by name, each in one or more precisions, and whether the match is clear.
+    """Return the projectors that match by name, each in one or more precisions, and whether the choice is clear.
 
     The match is not clear if several projectors match, or if the name of the projector does not tell to which of the
     folder's models it belongs.
@@ -80,7 +81,7 @@ def _choices(model: Path) -> tuple[list[Sequence[Path]], bool]:
         return [[path] for path in held], len(held) == 1
     first, files = _neighbours(model)
     matching = choices(first, files)
-    is_clear = len(matching) == 1 and (matching[0].is_named or len(models_among(files)) == 1)
+    is_clear = len(matching) == 1 and matching[0].is_certain
     return [[files[name] for name in one.files] for one in matching], is_clear
 
 

@@ -136,3 +136,10 @@ def test_a_link_leads_to_the_folder_of_the_file(stores: Stores, tmp_path: Path) 
     nearer = stores.own("mine.mmproj-F16.gguf", EYES)
     assert projector_for(link) == nearer
     assert only_projectors_of(link) == (nearer,)
+
+
+def test_nameless_projectors_mark_no_other_models(tmp_path: Path) -> None:
+    model, other, _ = in_folder(tmp_path, "m-Q4_K_M.gguf", "other.gguf", "mmproj-F16.gguf")
+    assert projectors_of(model) == projectors_of(other) == ()
+    other.unlink()
+    assert projectors_of(model) == (tmp_path / "mmproj-F16.gguf",)
