@@ -468,7 +468,7 @@ def to_open(
 
     entry = files.found.entry
     options = replace(
-        local_options(settings),
+        files.options,
         max_sequences=parallel,
         kv_tokens=kv_tokens or AUTO,
         cached_prefixes=_CACHED_PREFIXES,

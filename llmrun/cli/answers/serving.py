@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import socket
 import time
@@ -30,12 +31,13 @@ from llmrun.cli.answers.answering import (
 )
 from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.answers.room import make_room_for
+from llmrun.cli.answers.vision import reading_images
 from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.hub.resolve.model_file import resolve
-from llmrun.options.settings import Settings, load_presets, with_model
+from llmrun.options.settings import MMPROJ_OFF, Settings, load_presets, with_model
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files, run_server
@@ -95,7 +97,7 @@ def serve_models(
         given: list[tuple[KnownModel, ModelFiles]] = []
         for named in (with_model(settings, name) for name in names):
             preset = None if named.preset is None else _without_prompt(named.preset)
-            files = held.enter_context(model_files(named))
+            files = reading_images(held.enter_context(model_files(named)), named)
             name = files.found.name if preset is None else preset.name
             known = given_model(name, files.found.path, preset)
             given += [(known, files), *((known.with_adapter(LoraOption.parse(text)), files) for text in settings.loras)]
@@ -106,7 +108,7 @@ def serve_models(
 
 
 class _Opener:
-    """Creates processes that run models. --chat-template and --lora apply only to models on the command line.
+    """Creates processes that run models. --chat-template, --lora and --mmproj apply only to models on the command line.
 
     given  the models that are given at start
     """
@@ -133,7 +135,8 @@ class _Opener:
         files = self._files.get(known.path)
         if files is None:
             found = await asyncio.to_thread(_stored, known)
-            files = ModelFiles(found, None, local_options(self._settings), ModelLoading(found.name, found.path))
+            stored = ModelFiles(found, None, local_options(self._settings), ModelLoading(found.name, found.path))
+            files = await asyncio.to_thread(reading_images, stored, self._without_given_projector())
         await asyncio.to_thread(
             make_room_for, files.found.path, files.options, draft=files.draft, sequences=self._flags.parallel
         )
@@ -155,6 +158,11 @@ class _Opener:
             detail=out.detail,
             prompts=lambda words: out.fields([f"{time.strftime('%H:%M:%S')}  {words}"]),
         )
+
+    def _without_given_projector(self) -> Settings:
+        """Return the settings for a model that was not given at start, which does not use the file of --mmproj."""
+        is_file = self._settings.mmproj not in (None, MMPROJ_OFF)
+        return dataclasses.replace(self._settings, mmproj=None) if is_file else self._settings
 
     def end_loading(self) -> None:
         """Erase the progress line. If only one model was opened, store how long the load took."""

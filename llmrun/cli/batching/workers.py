@@ -13,8 +13,10 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
+from llmrun.options.settings import MMPROJ_OFF
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.answering import ModelFiles
     from llmrun.cli.answers.loading import ModelLoading
     from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.child.messages import Open
@@ -113,17 +115,24 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
     with ExitStack() as held:
         files = held.enter_context(model_files(settings, sequences=wanted.parallel))
         held.enter_context(smaller_ones_named(files.found.entry))
-        opening = to_open(
-            settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
-        )
+
+        def opening(files: ModelFiles) -> Open:
+            return to_open(
+                settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
+            )
+
         found: list[Worker] = []
         if LOCAL in wanted.names:
+            from llmrun.cli.answers.vision import reading_images
             from llmrun.jobs.batching.workers.local import LocalWorker
 
             tell_of_too_many_threads(settings)
-            found.append(LocalWorker(opening, loading=files.loading, note=out.note, detail=out.detail))
+            local = opening(reading_images(files, settings))
+            found.append(LocalWorker(local, loading=files.loading, note=out.note, detail=out.detail))
         for name in filter(is_ray, wanted.names):
-            found += held.enter_context(_on_ray(name, opening, settings, files.loading))
+            if settings.mmproj not in (None, MMPROJ_OFF):
+                raise UsageError("--mmproj: not supported for Ray workers, which do not receive the file")
+            found += held.enter_context(_on_ray(name, opening(files), settings, files.loading))
         yield [*found, *servers]
 
 

@@ -22,6 +22,7 @@ from llmrun.base.processes.commands import command, ending, environment, in_own_
 from llmrun.base.processes.locks import LockHeld
 from llmrun.cli.console.output import out
 from llmrun.cli.launching.models import PARALLEL
+from llmrun.options.settings import MMPROJ_OFF
 from llmrun.serving.background.place import socket_name, this_computer
 from llmrun.serving.leases import ServerPlace
 
@@ -58,6 +59,8 @@ class Wanted:
         flags += ["--drain", str(_DRAIN_S)]
         given = {"--kv-type": self.settings.kv_type, "--threads": self.settings.threads}
         given["--backend"] = None if self.settings.backend == "auto" else self.settings.backend
+        # Only llama.cpp reads images, and the estimates for agents are for the CPU engine.
+        flags += ["--no-mmproj"] if self.settings.mmproj in (None, MMPROJ_OFF) else ["--mmproj", self.settings.mmproj]
         for flag, value in given.items():
             flags += [] if value is None else [flag, str(value)]
         flags += ["--offline"] if self.settings.offline else []

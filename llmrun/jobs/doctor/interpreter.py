@@ -22,7 +22,7 @@ from llmrun.jobs.doctor.folders import shown_path
 SECTION = "Python"
 _PIP_INSTALL = (sys.executable, "-m", "pip", "install")
 _OLDEST, _NEWEST = (3, 11), (3, 14)
-_NEEDED = {"numpy": "numpy", "huggingface-hub": "huggingface_hub"}
+_NEEDED = {"numpy": "numpy", "huggingface-hub": "huggingface_hub", "pillow": "PIL"}
 _SHOWN = ("numba", "llvmlite", "numpy")  # Numba and llvmlite are optional, because only the kernel compiler needs them
 
 

@@ -16,6 +16,7 @@ from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.answering import ModelFiles
 from llmrun.cli.answers.loading import ModelLoading
+from llmrun.cli.answers.vision import reading_images
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset
@@ -23,6 +24,7 @@ from llmrun.options.settings import Settings, load_presets
 from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.options import ServingOptions
 from tests.support.serving.fake_model import FACTS
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,33 @@ def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(adapters(given)) == ["/lora.gguf:0.25"]
     assert asyncio.run(adapters(other)) == ["/a.gguf:0.0", "b=/other.gguf:0.0"]
+
+
+def test_models_are_served_with_their_own_projectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of --mmproj is only for the given model."""
+    found = {}
+    for name in ("given", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        tiny_projector(folder, "gemma3")
+        found[name] = ResolvedModel(tiny_text_model(folder, "gemma3"), name, None)
+    asked = str(tiny_projector(tmp_path, "gemma3"))
+    settings = replace(Settings(), mmproj=asked, image_max_tokens=256)
+    known = [KnownModel(name, model.path) for name, model in found.items()]
+    monkeypatch.setattr(serving, "_stored", lambda known: found[known.name])
+    monkeypatch.setattr(serving, "ModelProcess", lambda opening, *_, **__: opening)
+    files = ModelFiles(found["given"], None, OpenOptions(), ModelLoading("given", found["given"].path))
+    read = reading_images(files, settings)
+    opener = serving._Opener(ServeFlags(), settings, [(known[0], read)], None, ServingOptions())
+
+    async def projector(model: KnownModel) -> tuple[object, object]:
+        process = await opener.process(KnownModels(known), model, None)
+        options = process.options  # type: ignore[attr-defined]  # the Open in its place
+        return options["mmproj"], options["image_max_tokens"]
+
+    assert asyncio.run(projector(known[0])) == (asked, 256)
+    assert asyncio.run(projector(known[1])) == (str(tmp_path / "other" / "mmproj-tiny-gemma3-F32.gguf"), 256)
+    assert reading_images(files, replace(settings, mmproj="off")).options == files.options
 
 
 def test_requests_get_the_system_prompt_of_a_preset_with_its_defaults(

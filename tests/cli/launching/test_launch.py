@@ -16,7 +16,8 @@ import pytest
 
 from llmrun.base.folders import private_folder
 from llmrun.cli.launching.agents import AGENTS
-from llmrun.cli.launching.server import tidy
+from llmrun.cli.launching.server import Wanted, tidy
+from llmrun.options.settings import Settings
 from llmrun.serving.background.place import socket_name
 from llmrun.serving.leases import ServerPlace
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal, run
@@ -346,3 +347,14 @@ def test_agents_are_listed_without_an_environment() -> None:
         [*LLMRUN, "launch", "--list"], env={"PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, check=True
     )
     assert done.stdout.startswith(b"AGENT")
+
+
+def test_agents_get_images_only_on_request() -> None:
+    """llama.cpp would read the images, and the estimates before the start are for the CPU engine."""
+
+    def flags(mmproj: str | None) -> list[str]:
+        return Wanted(Settings(mmproj=mmproj), "m", 4096, saves=False).arguments(4096)
+
+    assert "--no-mmproj" in flags(None)
+    assert "--no-mmproj" in flags("off")
+    assert flags("eyes.gguf")[-2:] == ["--mmproj", "eyes.gguf"]

@@ -94,6 +94,7 @@ def test_a_missing_numba_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert llmrun.words == f"llmrun {__version__} with numpy {version('numpy')}"
     assert llmrun.facts["numba"] is llmrun.facts["llvmlite"] is None
     assert llmrun.facts["numpy"] == version("numpy")
+    assert llmrun.facts["pillow"] == version("pillow")
 
 
 def test_without_llguidance_formats_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
