@@ -72,6 +72,7 @@ def test_the_list(stores: Stores) -> None:
         "quantization": "Q4_K_M",
         "architecture": "llama",
         "context": 8192,
+        "projectors": [],
         "repository": "org/name",
         "commit": commit(1),
         "superseded": False,
