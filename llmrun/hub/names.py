@@ -63,7 +63,7 @@ def first_shard(file: str) -> str:
 def is_companion(file: str) -> bool:
     """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) rather than a model."""
     stem = file.rsplit("/", 1)[-1].lower()
-    return is_projector(file) or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
+    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
 
 
 def is_projector(file: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llmrun.hub.names import models_among
 from llmrun.hub.projector_names import choices, only_of
 
 MODEL = "gemma-3-4b-it-Q4_K_M.gguf"
@@ -52,6 +53,10 @@ def test_names_of_publishers_are_recognized(model: str, projector: str) -> None:
 )
 def test_other_files_are_not_taken(other: str) -> None:
     assert found(MODEL, other) == []
+
+
+def test_importance_matrices_of_projectors_are_no_models() -> None:
+    assert models_among([MODEL, "mmproj-gemma-3-4b-it-F16.imatrix.gguf"]) == {MODEL: (MODEL,)}
 
 
 def test_thinking_and_instruct_are_different_models() -> None:

@@ -65,7 +65,7 @@ def _found(model: Path) -> Path | None:
     if len(found) > 1:
         names = [same[0].name for same in found]
         raise UsageError(
-            f"{model.name}: several projectors match: {shown(', '.join(names), 300)}",
+            f"{shown(model.name, 200)}: several projectors match: {shown(', '.join(names), 300)}",
             hint=f"choose one with --mmproj, such as --mmproj {shown(names[0], 200)}; --no-mmproj uses none",
         )
     return found[0][0] if found else None

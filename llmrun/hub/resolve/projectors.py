@@ -42,7 +42,7 @@ def projector_options(
     Raises UsageError if several projectors match, and ModelNotFound if the named projector does not exist.
     """
     path = _chosen(model, settings, name, wanted, needed, reporter)
-    return "" if path is None else str(path), settings.image_min_tokens, settings.image_max_tokens
+    return "" if path is None else str(path.absolute()), settings.image_min_tokens, settings.image_max_tokens
 
 
 def _chosen(model: Path, settings: Settings, name: str, wanted: bool, needed: bool, reporter: Reporter) -> Path | None:

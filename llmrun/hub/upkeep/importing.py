@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
+from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError, shown
 from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import forget
@@ -116,7 +116,7 @@ def _projector(first: Path, asked: str | None) -> tuple[tuple[Path, ...], str]:
     except LlmrunError as error:
         if asked is not None:
             raise
-        return (), f"{found.name} is not imported: {error}"
+        return (), f"{shown(found.name, 200)} is not imported: {error}"
     return (found.absolute(),), ""
 
 

@@ -159,6 +159,7 @@ def pulled(pull: Pull) -> tuple[Path, Path | None]:
     return here, projector_for(here)
 
 
+@pytest.mark.push
 def test_pulling_a_model_gets_its_projector(hub: FakeHub, files: dict[str, bytes]) -> None:
     planned = with_projector(plan("hf:o/n", QUIET, offline=False), QUIET, offline=False)
     here, projector = pulled(planned)
@@ -169,6 +170,7 @@ def test_pulling_a_model_gets_its_projector(hub: FakeHub, files: dict[str, bytes
     assert (again.here, again.projector) == (here, None)
 
 
+@pytest.mark.push
 def test_models_that_are_here_get_a_missing_projector(hub: FakeHub) -> None:
     here = resolve("hf:o/n", reporter=QUIET).path
     hub.add("o/n", {"m-Q8_0.gguf": b"GGUF newer", "mmproj-m-F16.gguf": b"GGUF newer"})
@@ -181,6 +183,7 @@ def test_models_that_are_here_get_a_missing_projector(hub: FakeHub) -> None:
     assert plan("hf:o/n", QUIET, offline=True).here == here, "the branch has not moved"
 
 
+@pytest.mark.push
 def test_text_models_that_are_here_are_not_asked_about(hub: FakeHub, stores: Stores) -> None:
     hub.add("o/plain", {"plain-Q8_0.gguf": b"GGUF of text"})
     resolve("hf:o/plain", reporter=QUIET)
