@@ -5,6 +5,7 @@ The default context size depends on the free memory, so it would otherwise be sm
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ def make_room_for(path: Path, options: OpenOptions, *, draft: Path | None = None
         if not any(engine.is_idle for engine in running()):
             return
         others = 0 if draft is None else draft.stat().st_size
+        others += os.stat(options.mmproj).st_size if options.mmproj else 0  # noqa: PTH116  (a text, for other processes)
         if _is_short(path, options, others, sequences) and make_room():
             out.detail("memory     idle background engines have ended")
 

@@ -33,10 +33,10 @@ def with_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda free: monkeypatch.setattr(room, "free_memory", lambda *, reserved: free - reserved)
 
 
-def left_for(model: Path, **options: int) -> bool:
+def left_for(model: Path, **options: int | str) -> bool:
     """Return whether an idle engine leaves for a model. Engines that generate never leave."""
     idle, busy = started("idle"), started("busy", answers=1)
-    sequences = options.pop("sequences", 1)
+    sequences = int(options.pop("sequences", 1))
     make_room_for(model, OpenOptions(kv_type="f16", **options), sequences=sequences)  # type: ignore[arg-type]
     assert busy.poll() is None
     return idle.poll() is not None
@@ -62,6 +62,16 @@ def test_a_requested_context_only_has_to_fit(engines: Path, model: Path, with_fr
     with_free(120_000_000)
     assert not left_for(model, context_size=16_384)
     assert left_for(model, context_size=1_000_000)
+
+
+def test_projectors_need_memory_too(
+    engines: Path, model: Path, tmp_path: Path, with_free: Callable[[int], None]
+) -> None:
+    projector = tmp_path / "mmproj.gguf"
+    with projector.open("wb") as file:
+        file.truncate(100_000_000)
+    with_free(200_000_000)
+    assert left_for(model, mmproj=str(projector))
 
 
 def test_unreadable_files_make_no_engine_leave(engines: Path, tmp_path: Path) -> None:
