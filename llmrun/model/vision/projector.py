@@ -1,0 +1,219 @@
+"""Reads and checks the file with a model's vision encoder and projector, which is called mmproj in llama.cpp.
+
+Importing this module is quick. Reading a file imports NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel, shown
+from llmrun.model.vision.family import Family, Limits, Sizes
+from llmrun.model.vision.tiled import Idefics3, InternVL, Lfm2VL
+from llmrun.model.vision.whole import Gemma3, Gemma4, Pixtral, Qwen3VL, QwenVL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.layout import ImageLayout
+
+_FAMILIES: Final[tuple[type[Family], ...]] = (Gemma3, Gemma4, Qwen3VL, QwenVL, Idefics3, Lfm2VL, Pixtral, InternVL)
+FAMILY_NAMES: Final = tuple(sorted(name for family in _FAMILIES for name in family.names))
+
+_ARCHITECTURE: Final = "clip"
+_TYPE_KEYS: Final = ("clip.projector_type", "clip.vision.projector_type")
+_OWN_FILE: Final = "Use the projector from the repository of the model."
+# Gemma 4 E2B and E4B, by the width of their embeddings. Unlike larger models, they read images causally.
+_CAUSAL_GEMMA4: Final = (1536, 2560)
+
+# Limits that libmtmd checks, too
+_MOST_SIDE, _MOST_MERGE, _MOST_LAYERS = 8192, 16, 512
+
+
+class ProjectorFile(Struct, frozen=True):
+    """A projector's file that was read and checked, but is no longer open. See `Projector` for the other fields.
+
+    path           the file
+    image_size     the side of a square image or tile, in pixels, or the size for which the positions were trained
+    unit           the side of the square that becomes one row, in pixels
+    markers        control tokens that the text model must have
+    uses_mrope     True if the text model must have M-RoPE
+    deepstack      layers of the text model that a part of each row is added to
+    weight_bytes   the size of the encoder's tensors
+    """
+
+    path: Path
+    family: str
+    row_width: int
+    placeholders: tuple[str, ...]
+    is_causal: bool
+    most_rows: int
+    identity: str
+    image_size: int
+    unit: int
+    markers: tuple[str, ...]
+    uses_mrope: bool
+    deepstack: int
+    weight_bytes: int
+    layouts: Family
+    _activation: int
+
+    def layout(self, width: int, height: int, detail: str = "auto") -> ImageLayout:
+        return self.layouts.layout(width, height, detail)
+
+    def working_bytes(self, most: int) -> int:
+        """Return about how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""
+        return most * self._activation
+
+
+def read_projector(path: Path, *, least: int | None = None, most: int | None = None) -> ProjectorFile:
+    """Read the header of a projector's file and check it.
+
+    least, most  how many tokens an image should have; None for the family's values
+    Raises ModelNotFound, ModelFileError, BadGGUF, UnsupportedModel, and UsageError for limits that cannot be met.
+    """
+    from llmrun.formats.gguf.reader import open_gguf, sampled_digest
+
+    with open_gguf(path) as file:
+        name, family = _family(file)
+        sizes = _sizes(file, family)
+        layouts = family(sizes, Limits(least, most))
+        known = _known_sizes(file, name, layouts)
+        return _read(file, name, layouts, known, f"{sampled_digest(file)} {path.stat().st_mtime_ns}")
+
+
+def check_projector(projector: ProjectorFile, model: GGUFFile) -> None:
+    """Raise ModelFileError unless the rows of the projector fit the model, and its vocabulary has the markers."""
+    architecture = model.string("general.architecture")
+    width = model.integer(f"{architecture}.embedding_length", minimum=1)
+    parts = 1 + model.integer(f"{architecture}.n_deepstack_layers", 0, minimum=0)
+    if projector.row_width != width * parts:
+        raise _wrong_model(
+            projector,
+            model,
+            f"its rows have {projector.row_width:,} numbers, but the model's have {width * parts:,}",
+        )
+    tokens = model.strings("tokenizer.ggml.tokens").positions()
+    for marker in projector.markers:
+        if marker.encode() not in tokens:
+            raise _wrong_model(projector, model, f"the vocabulary of the model lacks {marker}")
+    has_mrope = model.has(f"{architecture}.rope.dimension_sections")
+    if has_mrope != projector.uses_mrope:
+        words = "is for models with M-RoPE, but the model has none" if projector.uses_mrope else "is for other models"
+        raise _wrong_model(projector, model, f"{projector.family} {words}")
+
+
+def _wrong_model(projector: ProjectorFile, model: GGUFFile, why: str) -> ModelFileError:
+    path, model_path = shown(str(projector.path), 300), shown(str(model.path), 300)
+    return ModelFileError(f"the projector {path} does not fit the model {model_path}: {why}", hint=_OWN_FILE)
+
+
+def _family(file: GGUFFile) -> tuple[str, type[Family]]:
+    """Return the name of the file's family and its class."""
+    path = shown(str(file.path), 300)
+    architecture = file.string("general.architecture", "")
+    if architecture != _ARCHITECTURE:
+        if any(name.startswith(("v.", "mm.")) for name in file.tensors):
+            raise UnsupportedModel(
+                f"vision encoders inside a model's file are not supported: {path}",
+                hint="Get the model from a repository that has the projector (mmproj) as a file of its own.",
+            )
+        raise ModelFileError(
+            f"not a projector: {path}: the architecture is {shown(architecture or 'missing')}, not {_ARCHITECTURE}",
+            hint="Name a file that reads images, which is usually called mmproj.",
+        )
+    if not file.boolean("clip.has_vision_encoder", False):
+        raise UnsupportedModel(f"the projector has no encoder for images: {path}", hint="Audio is not supported.")
+    name = next((name for key in _TYPE_KEYS if (name := file.string(key, ""))), "")
+    if not name:
+        raise file.bad(_TYPE_KEYS[0], "the key is missing")
+    family = next((family for family in _FAMILIES if name in family.names), None)
+    if family is None:
+        raise UnsupportedModel(
+            f"projector not supported: {path}: {shown(name)}", hint=f"Supported: {', '.join(FAMILY_NAMES)}."
+        )
+    return name, family
+
+
+def _sizes(file: GGUFFile, family: type[Family]) -> Sizes:
+    side = file.integer("clip.vision.image_size", minimum=1, maximum=_MOST_SIDE)
+    patch = file.integer("clip.vision.patch_size", minimum=1, maximum=_MOST_SIDE)
+    merge = file.integer(family.merge_key, family.usual_merge, minimum=1, maximum=_MOST_MERGE)
+    sizes = Sizes(
+        side,
+        patch,
+        merge,
+        file.integer("clip.vision.preproc_image_size", 0, minimum=1, maximum=_MOST_SIDE),
+        file.integer("clip.vision.preproc_min_tiles", 0, minimum=1, maximum=64),
+        file.integer("clip.vision.preproc_max_tiles", 0, minimum=1, maximum=64),
+    )
+    if fault := family.fault(sizes):
+        raise file.bad(family.merge_key, fault)
+    return sizes
+
+
+def _known_sizes(file: GGUFFile, name: str, layouts: Family) -> dict[str, int]:
+    """Return the sizes that the metadata implies, as `check_tensors` needs them."""
+    sizes = layouts.sizes
+    heads = _integer(file, "attention.head_count", 0)
+    width = _integer(file, "embedding_length", 1)
+    head = file.integer("clip.vision.attention.head_dim", width // heads if heads else 0, minimum=1)
+    if heads and not file.has("clip.vision.attention.head_dim") and width % heads:
+        raise file.bad("clip.vision.attention.head_count", f"must divide {width}, not be {heads}")
+    kv_heads = file.integer("clip.vision.attention.head_count_kv", heads, minimum=1, maximum=max(1, heads))
+    return {
+        "w": width,
+        "q": heads * head,
+        "k": kv_heads * head,
+        "h": head,
+        "p": sizes.patch_size,
+        "n": (sizes.image_size // sizes.patch_size) ** 2,
+        "g": sizes.merge,
+        "positions": layouts.most_rows * (1 if name == "gemma4uv" else sizes.merge),
+        "layers": file.integer("clip.vision.block_count", minimum=0, maximum=_MOST_LAYERS),
+    }
+
+
+def _integer(file: GGUFFile, name: str, minimum: int) -> int:
+    return file.integer(f"clip.vision.{name}", minimum=minimum, maximum=2**20)
+
+
+def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], identified: str) -> ProjectorFile:
+    from llmrun.model.vision.tensors import check_tensors, deepstack_layers
+
+    _check_numbers(file)
+    width = check_tensors(file, name, known)
+    deepstack = deepstack_layers(file)
+    return ProjectorFile(
+        path=file.path,
+        family=name,
+        row_width=width * (1 + deepstack),
+        placeholders=layouts.placeholders,
+        is_causal=layouts.is_causal or (name == "gemma4v" and width in _CAUSAL_GEMMA4),
+        most_rows=layouts.most_rows,
+        identity=hashlib.sha256(identified.encode()).hexdigest(),
+        image_size=layouts.sizes.image_size,
+        unit=layouts.sizes.unit,
+        markers=layouts.markers,
+        uses_mrope=layouts.uses_mrope,
+        deepstack=deepstack,
+        weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values() if tensor.name.startswith(("v.", "mm."))),
+        layouts=layouts,
+        _activation=0,
+    )
+
+
+def _check_numbers(file: GGUFFile) -> None:
+    """Check the other keys that libmtmd needs."""
+    file.number("clip.vision.attention.layer_norm_epsilon")
+    for key in ("clip.vision.image_mean", "clip.vision.image_std"):
+        if len(file.numbers(key)) < 3:
+            raise file.bad(key, "must have 3 numbers")
+    if not all(file.numbers("clip.vision.image_std")[:3]):
+        raise file.bad("clip.vision.image_std", "must not be 0")
+    if file.boolean("clip.use_gelu", False) and file.boolean("clip.use_silu", False):
+        raise BadGGUF(f"clip.use_gelu and clip.use_silu are both true: {shown(str(file.path), 300)}")
