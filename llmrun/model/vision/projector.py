@@ -30,6 +30,12 @@ _OWN_FILE: Final = "Use the projector from the repository of the model."
 # Gemma 4 E2B and E4B, by the width of their embeddings. Unlike larger models, they read images causally.
 _CAUSAL_GEMMA4: Final = (1536, 2560)
 
+UNIFIED: Final = "gemma4uv"
+_WITH_WINDOWS: Final = "qwen2.5vl_merger"
+# Vectors of the encoder's width per patch, apart from the feed-forward network. With encoders of 768 and 1152 features
+# and 256 to 1639 rows, libmtmd needed 0.6 to 1.0 times as much memory as `working_bytes` says.
+_ACTIVATIONS: Final = 6
+
 # Limits that libmtmd checks, too
 _MOST_SIDE, _MOST_MERGE, _MOST_LAYERS = 8192, 16, 512
 
@@ -44,6 +50,8 @@ class ProjectorFile(Struct, frozen=True):
     uses_mrope     True if the text model must have M-RoPE
     deepstack      layers of the text model that a part of each row is added to
     weight_bytes   the size of the encoder's tensors
+    patches_per_row, patch_bytes  patches of the encoder that become one row, and about the memory that each needs
+    layouts        the family, with its limits
     """
 
     path: Path
@@ -59,15 +67,19 @@ class ProjectorFile(Struct, frozen=True):
     uses_mrope: bool
     deepstack: int
     weight_bytes: int
+    patches_per_row: int
+    patch_bytes: int
     layouts: Family
-    _activation: int
 
     def layout(self, width: int, height: int, detail: str = "auto") -> ImageLayout:
         return self.layouts.layout(width, height, detail)
 
     def working_bytes(self, most: int) -> int:
         """Return about how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""
-        return most * self._activation
+        patches = most * self.patches_per_row
+        # Windows need a mask of patches by patches, in float32 and in float16.
+        mask = 6 * patches**2 if self.family == _WITH_WINDOWS else 0
+        return patches * self.patch_bytes + mask
 
 
 def read_projector(path: Path, *, least: int | None = None, most: int | None = None) -> ProjectorFile:
@@ -173,7 +185,7 @@ def _known_sizes(file: GGUFFile, name: str, layouts: Family) -> dict[str, int]:
         "p": sizes.patch_size,
         "n": (sizes.image_size // sizes.patch_size) ** 2,
         "g": sizes.merge,
-        "positions": layouts.most_rows * (1 if name == "gemma4uv" else sizes.merge),
+        "positions": layouts.most_rows * (1 if name == UNIFIED else sizes.merge),
         "layers": file.integer("clip.vision.block_count", minimum=0, maximum=_MOST_LAYERS),
     }
 
@@ -186,14 +198,16 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
     from llmrun.model.vision.tensors import check_tensors, deepstack_layers
 
     _check_numbers(file)
-    width = check_tensors(file, name, known)
+    widths = check_tensors(file, name, known)
     deepstack = deepstack_layers(file)
+    # The unified encoder of Gemma 4 has large patches instead of merging small ones.
+    patch, per_row = (known["p"] * known["g"], 1) if name == UNIFIED else (known["p"], known["g"] ** 2)
     return ProjectorFile(
         path=file.path,
         family=name,
-        row_width=width * (1 + deepstack),
+        row_width=widths.row * (1 + deepstack),
         placeholders=layouts.placeholders,
-        is_causal=layouts.is_causal or (name == "gemma4v" and width in _CAUSAL_GEMMA4),
+        is_causal=layouts.is_causal or (name == "gemma4v" and widths.row in _CAUSAL_GEMMA4),
         most_rows=layouts.most_rows,
         identity=hashlib.sha256(identified.encode()).hexdigest(),
         image_size=layouts.sizes.image_size,
@@ -203,7 +217,8 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
         deepstack=deepstack,
         weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values() if tensor.name.startswith(("v.", "mm."))),
         layouts=layouts,
-        _activation=0,
+        patches_per_row=per_row,
+        patch_bytes=4 * (widths.feed_forward + _ACTIVATIONS * known["w"] + 3 * patch**2),
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from llmrun.base.errors import BadGGUF, UnsupportedModel, shown
 from llmrun.formats.gguf.tensors import dimensions, trimmed
 
@@ -66,8 +68,19 @@ _MERGED: Final = {"pixtral": "mm.input_norm:w mm.patch_merger:m,w"}
 _FLOATS, _CONVOLVED = ("F32", "F16", "BF16"), ("F32", "F16")
 
 
-def check_tensors(file: GGUFFile, family: str, known: Mapping[str, int]) -> int:
-    """Check the tensors of the vision encoder, and return the width of its rows without deepstack.
+class Widths(Struct, frozen=True):
+    """Numbers that follow from tensors.
+
+    row           the width of a row of embeddings, without deepstack
+    feed_forward  the numbers per patch that a feed-forward network has in memory at the same time
+    """
+
+    row: int
+    feed_forward: int
+
+
+def check_tensors(file: GGUFFile, family: str, known: Mapping[str, int]) -> Widths:
+    """Check the tensors of the vision encoder, and return the widths that they decide.
 
     known  the sizes that the metadata implies: w (width), q, k and h (queries, keys, one head), p (side of a patch),
            n (patches of a fixed size), g (patches per row, in each direction), positions (how many a table for each
@@ -92,7 +105,7 @@ def check_tensors(file: GGUFFile, family: str, known: Mapping[str, int]) -> int:
     for name, letters, _ in wanted:
         if name in file.tensors:
             _check(file, name, letters, sizes)
-    return sizes["t"]
+    return Widths(sizes["t"], sizes.get("f", 0) * (3 if _GATE in _LAYERS[family] else 2))
 
 
 def deepstack_layers(file: GGUFFile) -> int:
