@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.layout import ImageLayout
 
-_FAMILIES: Final[tuple[type[Family], ...]] = (Gemma3, Gemma4, Qwen3VL, QwenVL, Idefics3, Lfm2VL, Pixtral, InternVL)
-FAMILY_NAMES: Final = tuple(sorted(name for family in _FAMILIES for name in family.names))
+_CLASSES: Final = (Gemma3, Gemma4, Qwen3VL, QwenVL, Idefics3, Lfm2VL, Pixtral, InternVL)
+FAMILIES: Final[dict[str, type[Family]]] = {name: family for family in _CLASSES for name in family.names}
+FAMILY_NAMES: Final = tuple(sorted(FAMILIES))
 
 _ARCHITECTURE: Final = "clip"
 _TYPE_KEYS: Final = ("clip.projector_type", "clip.vision.projector_type")
@@ -143,12 +144,11 @@ def _family(file: GGUFFile) -> tuple[str, type[Family]]:
     name = next((name for key in _TYPE_KEYS if (name := file.string(key, ""))), "")
     if not name:
         raise file.bad(_TYPE_KEYS[0], "the key is missing")
-    family = next((family for family in _FAMILIES if name in family.names), None)
-    if family is None:
+    if name not in FAMILIES:
         raise UnsupportedModel(
             f"projector not supported: {path}: {shown(name)}", hint=f"Supported: {', '.join(FAMILY_NAMES)}."
         )
-    return name, family
+    return name, FAMILIES[name]
 
 
 def _sizes(file: GGUFFile, family: type[Family]) -> Sizes:
