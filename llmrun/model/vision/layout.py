@@ -60,12 +60,23 @@ class Projector(Protocol):
     identity      a digest of the file, and of all that decides the rows of given pixels
     """
 
-    family: str
-    row_width: int
-    placeholders: tuple[str, ...]
-    is_causal: bool
-    most_rows: int
-    identity: str
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def row_width(self) -> int: ...
+
+    @property
+    def placeholders(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_causal(self) -> bool: ...
+
+    @property
+    def most_rows(self) -> int: ...
+
+    @property
+    def identity(self) -> str: ...
 
     def layout(self, width: int, height: int, detail: str = "auto") -> ImageLayout:
         """Return the layout of an image of this size in pixels, after its orientation was applied.

@@ -47,7 +47,7 @@ class Idefics3(Family):
     merge_key, usual_merge = SCALE_FACTOR, 1
     markers = ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>")
 
-    LONGEST_EDGE = 4  # tiles, for files that do not say it
+    _USUAL_EDGE, _MOST_TILES = 4, 16  # tiles of the longer side, for files that do not say it, and at most
     _MOST_EDGE = 4096  # pixels
 
     def __init__(self, sizes: Sizes, limits: Limits) -> None:
@@ -56,6 +56,8 @@ class Idefics3(Family):
 
     @classmethod
     def fault(cls, sizes: Sizes) -> str:
+        if sizes.longest_edge > cls._MOST_TILES * sizes.image_size:
+            return f"a longest edge of {sizes.longest_edge} pixels needs too many tiles of {sizes.image_size}"
         return fault_of_square(sizes)
 
     @property
@@ -74,7 +76,7 @@ class Idefics3(Family):
     def _layouts(self, width: int, height: int) -> Iterator[ImageLayout]:
         """Yield the layouts from the largest to the smallest, which is a single tile."""
         tile = self.sizes.image_size
-        longest = self.sizes.longest_edge or self.LONGEST_EDGE * tile
+        longest = self.sizes.longest_edge or self._USUAL_EDGE * tile
         for edge in (longest, *range((longest - 1) // tile * tile, 0, -tile)):
             yield self._layout(width, height, edge)
 
@@ -155,8 +157,10 @@ class Lfm2VL(Family):
 
     def layout(self, width: int, height: int, detail: str) -> ImageLayout:
         unit = self.sizes.unit
-        most = self._least if detail == LOW else self._most
-        size = aligned_size(width, height, unit, self._least, most)
+        size = aligned_size(width, height, unit, self._least, self._most)
+        if detail == LOW:
+            # Narrow images may have more rows with lower limits, because their longer side is stretched.
+            size = min(size, aligned_size(width, height, unit, self._least, self._least), key=math.prod)
         grid = size[0] // unit, size[1] // unit
         if detail == LOW or not self._tiles or not self._is_large(width, height):
             return whole_image(size, Filter.BILINEAR, "<|image_start|>", grid, "<|image_end|>")

@@ -140,7 +140,10 @@ class QwenVL(Family):
                 hint="Crop the image.",
             )
         unit = self.sizes.unit
-        size = aligned_size(width, height, unit, *self._limits_of(detail), narrowest=0)
+        # Narrow images may have more rows with lower limits, because their longer side is stretched.
+        details = (detail, "auto") if detail == LOW else (detail,)
+        sizes = [aligned_size(width, height, unit, *self._limits_of(one), narrowest=0) for one in details]
+        size = min(sizes, key=math.prod)
         grid = size[0] // unit, size[1] // unit
         return whole_image(size, Filter.BICUBIC, "<|vision_start|>", grid, "<|vision_end|>")
 

@@ -99,9 +99,7 @@ def test_texts_are_never_adjacent_or_empty(name: str) -> None:
 def test_details_are_ordered(name: str) -> None:
     layouts = layouts_of(name, layout_of(name))
     for low, auto, high in zip(layouts[::3], layouts[1::3], layouts[2::3], strict=True):
-        # For narrow images, whose rows cannot be divided, fewer tokens are not always possible.
-        assert low.rows <= 1.3 * auto.rows + 1
-        assert auto.rows <= high.rows + 1
+        assert low.rows <= auto.rows <= high.rows
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -116,7 +114,7 @@ def test_no_tile_has_more_rows_than_announced(name: str) -> None:
         assert max(p.count for made in layouts for p in made.pieces if isinstance(p, Rows)) <= made.most_rows
 
 
-@pytest.mark.parametrize("name", set(FAMILY_NAMES) - {"gemma3"})
+@pytest.mark.parametrize("name", [name for name in FAMILY_NAMES if name != "gemma3"])
 def test_the_most_tokens_limit_common_images(name: str) -> None:
     layout = layout_of(name, most=300)
     for width, height in ((640, 480), (3000, 4000), (1920, 1080), (500, 500)):

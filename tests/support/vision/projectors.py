@@ -199,6 +199,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         ("<|image>", "<image|>", "<|image|>"),
         "gemma4",
         layers=0,
+        keys={"attention.head_count": 0, "feed_forward_length": 0},
     ),
     "gemma4v": TinyProjector(
         "gemma4v",
