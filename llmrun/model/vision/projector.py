@@ -50,7 +50,7 @@ class ProjectorFile(Struct, frozen=True):
     markers        control tokens that the text model must have
     uses_mrope     True if the text model must have M-RoPE
     deepstack      layers of the text model that a part of each row is added to
-    weight_bytes   the size of the encoder's tensors
+    weight_bytes   the size of all tensors. libmtmd also loads an encoder for audio, if the file has one
     patches_per_row, patch_bytes  patches of the encoder that become one row, and about the memory that each needs
     layouts        the family, with its limits
     """
@@ -116,8 +116,8 @@ def check_projector(projector: ProjectorFile, model: GGUFFile) -> None:
             raise _wrong_model(projector, model, f"the vocabulary of the model lacks {marker}")
     has_mrope = model.has(f"{architecture}.rope.dimension_sections")
     if has_mrope != projector.uses_mrope:
-        words = "is for models with M-RoPE, but the model has none" if projector.uses_mrope else "is for other models"
-        raise _wrong_model(projector, model, f"{projector.family} {words}")
+        words = ("with M-RoPE, but the model has none", "without M-RoPE, but the model has it")[has_mrope]
+        raise _wrong_model(projector, model, f"{projector.family} is for models {words}")
 
 
 def _wrong_model(projector: ProjectorFile, model: GGUFFile, why: str) -> ModelFileError:
@@ -215,7 +215,7 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
         markers=layouts.markers,
         uses_mrope=layouts.uses_mrope,
         deepstack=deepstack,
-        weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values() if tensor.name.startswith(("v.", "mm."))),
+        weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
         layouts=layouts,
         patches_per_row=per_row,
         patch_bytes=4 * (widths.feed_forward + _ACTIVATIONS * known["w"] + 3 * patch**2),

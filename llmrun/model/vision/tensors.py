@@ -150,7 +150,7 @@ def _check(file: GGUFFile, name: str, letters: list[str], sizes: dict[str, int])
     if "P" in letters:
         _check_positions(file, name, sizes, by_axis=len(letters) == 3)
     types = _CONVOLVED if len(letters) == 4 else _FLOATS
-    if (len(letters) in (1, 4) or "_embd" in name) and tensor.type.name not in types:
+    if (len(letters) == 1 or "_embd" in name) and tensor.type.name not in types:
         kinds = f"{', '.join(types[:-1])} or {types[-1]}"
         raise UnsupportedModel(
             f"weight type not supported: {shown(str(file.path), 300)}: {name} must be {kinds}, not {tensor.type.name}"

@@ -136,7 +136,7 @@ class Lfm2VL(Family):
     TILE = 512
     LEAST, MOST = 64, 256  # tokens of an image that is not cut
     _LEAST_TILES, _MOST_TILES = 2, 10
-    _TOLERANCE = 2.0  # images up to this many times MOST are reduced instead of cut
+    _TOLERANCE = 2  # images up to this many times MOST are reduced instead of cut
 
     def __init__(self, sizes: Sizes, limits: Limits) -> None:
         super().__init__(sizes, limits)
@@ -175,9 +175,8 @@ class Lfm2VL(Family):
         return ImageLayout(joined(parts), (tiles, stretched(*size, Filter.BILINEAR)), tiles.width, tiles.height)
 
     def _is_large(self, width: int, height: int) -> bool:
-        unit, patch = self.sizes.unit, self.sizes.patch_size
-        columns, rows = (max(patch, round(side / unit) * unit) for side in (width, height))
-        return columns * rows > self._most * unit**2 * self._TOLERANCE
+        columns, rows = (round(side / self.sizes.unit) for side in (width, height))
+        return columns * rows > self._most * self._TOLERANCE
 
 
 class InternVL(Family):

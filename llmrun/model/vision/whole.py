@@ -97,9 +97,9 @@ class Gemma4(Family):
         factor = math.sqrt(budget * unit**2 / (width * height))
         columns, rows = (math.floor(factor * side / unit) for side in (width, height))
         if not rows:
-            columns, rows = min(width // height, budget), 1
+            columns, rows = budget, 1
         elif not columns:
-            columns, rows = 1, min(height // width, budget)
+            columns, rows = 1, budget
         return whole_image((columns * unit, rows * unit), Filter.BICUBIC, "<|image>", (columns, rows), "<image|>")
 
     @property

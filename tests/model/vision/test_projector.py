@@ -92,6 +92,13 @@ def test_mrope_must_match(tmp_path: Path) -> None:
         lambda metadata, _: metadata.pop("qwen2vl.rope.dimension_sections"),
     )
     assert "qwen2vl_merger is for models with M-RoPE, but the model has none" in unfit(qwen, without)
+    other = read_projector(small(tmp_path, "internvl"))
+    model = changed_copy(
+        tiny_text_model(tmp_path, "internvl"),
+        tmp_path / "mrope.gguf",
+        lambda metadata, _: metadata.update({"qwen3.rope.dimension_sections": np.array([4, 6, 6, 0], np.int32)}),
+    )
+    assert "internvl is for models without M-RoPE, but the model has it" in unfit(other, model)
 
 
 @pytest.mark.parametrize(("width", "is_causal"), [(96, False), (1536, True), (2560, True), (3840, False)])
