@@ -224,7 +224,9 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
 
 def _check_numbers(file: GGUFFile) -> None:
     """Check the other keys that libmtmd needs."""
-    file.number("clip.vision.attention.layer_norm_epsilon")
+    key = "clip.vision.attention.layer_norm_epsilon"
+    if (epsilon := file.number(key)) < 0:
+        raise file.bad(key, f"must be 0 or more, not {epsilon}")
     for key in ("clip.vision.image_mean", "clip.vision.image_std"):
         if len(file.numbers(key)) < 3:
             raise file.bad(key, "must have 3 numbers")

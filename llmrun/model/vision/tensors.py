@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NORMS = "ln1:w ln1.bias?:w ln2:w ln2.bias?:w "
 _ATTENTION = "attn_q:w,q attn_q.bias?:q attn_k:w,k attn_k.bias?:k attn_v:w,k attn_v.bias?:k "
 _OUT = "attn_out:q,w attn_out.bias?:w "
+_BIASES = "attn_q.bias:q attn_k.bias:k attn_v.bias:k "
 _FUSED = "attn_qkv:w,a attn_qkv.bias:a "
 _FEED_FORWARD = "ffn_up:w,f ffn_up.bias?:f ffn_down:f,w ffn_down.bias?:w "
 _GATE = "ffn_gate:w,f ffn_gate.bias?:f "
@@ -38,8 +39,8 @@ _LAYERS: Final = {
     "gemma4uv": "",
     "gemma4v": _LAYER + _GATE + "attn_q_norm:h attn_k_norm:h attn_post_norm:w ffn_post_norm:w ",
     "qwen3vl_merger": _NORMS + _FUSED + _OUT + _FEED_FORWARD,
-    "qwen2vl_merger": _LAYER,
-    "qwen2.5vl_merger": _LAYER + _GATE,
+    "qwen2vl_merger": _LAYER + _BIASES,
+    "qwen2.5vl_merger": _LAYER + _BIASES + _GATE,
     "idefics3": _LAYER,
     "lfm2": _LAYER,
     "pixtral": _LAYER + _GATE,
@@ -56,7 +57,8 @@ _OTHERS: Final = {
     "idefics3": _SIGLIP + "v.position_embd:w,n mm.model.fc:m,t",
     "lfm2": _SIGLIP
     + "v.position_embd:w,P mm.input_norm?:m mm.input_norm.bias?:m mm.1:m,x mm.1.bias:x mm.2:x,t mm.2.bias:t",
-    "pixtral": "v.patch_embd:p,p,3,w v.pre_ln?:w v.token_embd.img_break:t mm.1:w,x mm.1.bias?:x mm.2:x,t mm.2.bias?:t",
+    "pixtral": "v.patch_embd:p,p,3,w v.pre_ln?:w v.token_embd.img_break:t mm.input_norm?:w mm.patch_merger?:m,w "
+    "mm.1:w,x mm.1.bias?:x mm.2:x,t mm.2.bias?:t",
     "internvl": "v.patch_embd:p,p,3,w v.patch_embd.bias?:w v.class_embd:w v.position_embd:w,N mm.model.mlp.0:m "
     "mm.model.mlp.0.bias:m mm.model.mlp.1:m,x mm.model.mlp.1.bias:x mm.model.mlp.3:x,t mm.model.mlp.3.bias:t",
 }

@@ -167,6 +167,9 @@ def test_older_names_of_the_feed_forward_are_accepted(tmp_path: Path, name: str)
         ("idefics3", {"image_size": 112, "extra": {"clip.vision.preproc_image_size": 8000}}, "needs too many tiles"),
         ("internvl", {"extra": {"clip.vision.preproc_min_tiles": 13}}, "13 to 12 tiles are no range"),
         ("gemma4v", {"extra": {"clip.vision.projector.scale_factor": 16}}, "must have at least 17920 positions"),
+        ("gemma3", {"extra": {"clip.vision.attention.layer_norm_epsilon": -1.0}}, "must be 0 or more, not -1.0"),
+        ("qwen2vl_merger", {"without": ["v.blk.1.attn_k.bias"]}, "the tensor v.blk.1.attn_k.bias is missing"),
+        ("pixtral", {"merge_key": "", "merge": 2}, "mm.patch_merger.weight: the shape must be 64 x 64, not 256 x 64"),
         ("pixtral", {"without": ["mm.patch_merger.weight"]}, "the tensor mm.patch_merger.weight is missing"),
     ],
 )  # fmt: skip
