@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from llmrun.formats.gguf.reader import GGUFFile
 
-# Tensors are "name:sizes", with the row length first as in GGUF files. A letter is a size: those of `Dimensions`, and
-# others that must only be the same everywhere in a file. Optional tensors have a question mark, and names without a
-# suffix are weights.
+# Tensors are "name:sizes", with the row length first as in GGUF files. A letter is a size: those that `check_tensors`
+# knows, and others that must only be the same everywhere in a file. Optional tensors have a question mark, and names
+# without a suffix are weights.
 _NORMS = "ln1:w ln1.bias?:w ln2:w ln2.bias?:w "
 _ATTENTION = "attn_q:w,q attn_q.bias?:q attn_k:w,k attn_k.bias?:k attn_v:w,k attn_v.bias?:k "
 _OUT = "attn_out:q,w attn_out.bias?:w "
@@ -67,7 +67,7 @@ _EXCHANGED: Final = ("gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "idefics3")
 _WITHOUT_SUFFIX: Final = (".bias", ".weight.1", "class_embd", "img_break")
 # What libmtmd needs only if several patches become one row
 _MERGED: Final = {"pixtral": "mm.input_norm:w mm.patch_merger:m,w"}
-_FLOATS, _CONVOLVED = ("F32", "F16", "BF16"), ("F32", "F16")
+_CONVOLVED, _ADDED = ("F32", "F16"), ("F32",)
 
 
 class Widths(Struct, frozen=True):
@@ -151,12 +151,12 @@ def _check(file: GGUFFile, name: str, letters: list[str], sizes: dict[str, int])
         raise file.bad(name, f"the shape must be {dimensions(tuple(wanted))}, not {dimensions(found)}")
     if "P" in letters:
         _check_positions(file, name, sizes, by_axis=len(letters) == 3)
-    types = _CONVOLVED if len(letters) == 4 else _FLOATS
-    if (len(letters) == 1 or "_embd" in name) and tensor.type.name not in types:
-        kinds = f"{', '.join(types[:-1])} or {types[-1]}"
-        raise UnsupportedModel(
-            f"weight type not supported: {shown(str(file.path), 300)}: {name} must be {kinds}, not {tensor.type.name}"
-        )
+    # libmtmd ends the process if it adds, multiplies or convolves other types.
+    added = len(letters) == 1 or (len(letters) == 2 and "position_embd" in name)
+    types = _CONVOLVED if len(letters) == 4 else _ADDED if added else ()
+    if types and tensor.type.name not in types:
+        path, kinds = shown(str(file.path), 300), " or ".join(types)
+        raise UnsupportedModel(f"weight type not supported: {path}: {name} must be {kinds}, not {tensor.type.name}")
 
 
 def _check_positions(file: GGUFFile, name: str, sizes: Mapping[str, int], *, by_axis: bool) -> None:

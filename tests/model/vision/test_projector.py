@@ -204,17 +204,27 @@ def test_encoders_inside_a_model_are_named(tmp_path: Path) -> None:
     assert "(mmproj) as a file of its own" in error.hint
 
 
-@pytest.mark.parametrize("name", ["v.patch_embd.weight", "v.position_embd.weight", "mm.2.bias"])
-def test_weight_types_that_crash_libmtmd_are_refused(tmp_path: Path, name: str) -> None:
-    plain = tiny_projector(tmp_path, "qwen3vl_merger", patch_size=32)
+@pytest.mark.parametrize(
+    ("name", "kind", "wanted"),
+    [
+        ("v.patch_embd.weight", "BF16", "F32 or F16"),
+        ("v.position_embd.weight", "Q8_0", "F32"),
+        ("v.position_embd.weight", "F16", "F32"),
+        ("mm.2.bias", "F16", "F32"),
+        ("v.blk.0.ln1.weight", "BF16", "F32"),
+    ],
+)
+def test_weight_types_that_crash_libmtmd_are_refused(tmp_path: Path, name: str, kind: str, wanted: str) -> None:
+    plain = tiny_projector(tmp_path, "qwen3vl_merger")
     with open_gguf(plain) as file:
         shape = file.tensors[name].shape[::-1]
 
     def change(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        tensors[name] = ("Q8_0", np.zeros(shape, np.float32))
+        tensors[name] = (kind, np.zeros(shape, np.float32))
 
-    message = str(refusal(changed_copy(plain, tmp_path / "mmproj-quantized.gguf", change)))
-    assert f"{name} must be" in message or f"{name}: must have type" in message
+    error = refusal(changed_copy(plain, tmp_path / "mmproj-changed.gguf", change))
+    assert isinstance(error, UnsupportedModel)
+    assert f"{name} must be {wanted}, not {kind}" in str(error)
 
 
 def test_the_identity_is_that_of_the_file(tmp_path: Path) -> None:
