@@ -199,6 +199,10 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
 
     _check_numbers(file)
     widths = check_tensors(file, name, known)
+    if name == _WITH_WINDOWS:
+        _integer(file, "n_wa_pattern", 1)
+        if (found := _integer(file, "projection_dim", 0)) != widths.row:
+            raise file.bad("clip.vision.projection_dim", f"must be {widths.row}, the width of the rows, not {found}")
     deepstack = deepstack_layers(file)
     # The unified encoder of Gemma 4 has large patches instead of merging small ones.
     patch, per_row = (known["p"] * known["g"], 1) if name == UNIFIED else (known["p"], known["g"] ** 2)
@@ -223,7 +227,9 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
 
 
 def _check_numbers(file: GGUFFile) -> None:
-    """Check the other keys that libmtmd needs."""
+    """Check the other keys that libmtmd needs, although it does not use all of them."""
+    for name in ("feed_forward_length", "projection_dim"):
+        _integer(file, name, 0)
     key = "clip.vision.attention.layer_norm_epsilon"
     if (epsilon := file.number(key)) < 0:
         raise file.bad(key, f"must be 0 or more, not {epsilon}")
