@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from llmrun.base.sampling_texts import ListOfTexts
-from llmrun.base.types import HIDDEN, LOGITS, Batch
+from llmrun.base.types import HIDDEN, IMAGE_ROW, LOGITS, Batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,18 +120,24 @@ TENSOR_SPLIT: Final = ListOfTexts(
 )
 
 
-def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
+def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int], row_width: int = 0) -> None:
     """Check that a batch's tokens, sequences and positions are in range. Raises ValueError.
 
     Native code uses these numbers as memory indexes, so it must never receive an invalid batch.
 
-    lengths  current number of tokens in each sequence
+    lengths    current number of tokens in each sequence
+    row_width  numbers per row of an image, or 0 if the backend takes no images
     """
     # Plain lists are faster: for a decode step, which has a single row, NumPy reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
         raise ValueError("a batch needs at least one row")
-    if min(tokens) < 0 or max(tokens) >= info.vocabulary_size:
+    if batch.embeds is None:
+        least = min(tokens)
+    else:
+        _check_images(batch, tokens, sequences, row_width)
+        least = min((token for token in tokens if token != IMAGE_ROW), default=0)
+    if least < 0 or max(tokens) >= info.vocabulary_size:
         raise ValueError(f"token ids must be 0 to {info.vocabulary_size - 1}")
     if min(sequences) < 0 or max(sequences) >= info.max_sequences:
         raise ValueError(f"sequences must be 0 to {info.max_sequences - 1}")
@@ -139,6 +145,12 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
         batch.scales.shape != (len(tokens), len(info.adapters)) or not all(map(math.isfinite, batch.scales.flat))
     ):
         raise ValueError(f"scales must be {len(tokens)} x {len(info.adapters)} finite numbers")
+    if batch.rope_pos is not None and (
+        batch.rope_pos.shape != (len(tokens), 3)
+        or batch.rope_pos.min() < 0
+        or (batch.rope_pos > batch.pos[:, None]).any()
+    ):
+        raise ValueError(f"RoPE positions must be {len(tokens)} x 3 numbers from 0 to the row's position")
     following = list(lengths)
     for seq, position in zip(sequences, positions, strict=True):
         if position != following[seq]:
@@ -150,6 +162,27 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
         raise ValueError(f"the {info.backend} backend has no hidden states of this model")
     if max(following) > info.context_size:
         raise ValueError(f"a sequence of {max(following)} tokens does not fit in a context of {info.context_size}")
+
+
+def _check_images(batch: Batch, tokens: Sequence[int], sequences: Sequence[int], row_width: int) -> None:
+    """Check the rows of images in a batch that has some. Raises ValueError."""
+    count = tokens.count(IMAGE_ROW)
+    if not row_width:
+        raise ValueError("this backend takes no rows of images")
+    if batch.embeds is None or batch.embeds.shape != (count, row_width) or not count:
+        raise ValueError(f"embeddings must be {count} x {row_width} numbers, and at least one row")
+    if batch.ahead is None:
+        return
+    ahead = batch.ahead.tolist()
+    if len(ahead) != len(tokens) or ahead[-1] != 0 or min(ahead) < 0:
+        raise ValueError("each row can attend only to rows of its batch")
+    for row, following in enumerate(ahead):
+        if following and (
+            ahead[row + 1] != following - 1
+            or sequences[row + 1] != sequences[row]
+            or not tokens[row] == tokens[row + 1] == IMAGE_ROW
+        ):
+            raise ValueError("the rows that an image's row attends to must follow it, up to the image's last row")
 
 
 AUTO: Final = "auto"  # the value that selects the best backend, or as many GPU layers as fit

@@ -15,14 +15,15 @@ import numpy as np
 
 from llmrun.backends.base import AUTO, check_batch, identity_of, key_of
 from llmrun.backends.describe import describe
-from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, LlamaCache
+from llmrun.backends.llama.kv_cache import CELL, RECURRENT_CELL, LlamaCache
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
-from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
-from llmrun.backends.llama.placement import cache_bytes, decide_placement, kv_type_of, split_of, tokens_with
+from llmrun.backends.llama.messages import CONTEXT_STEP, MROPE_CELL, PLANES, TOKENS, WHOLE_IMAGE, Layout
+from llmrun.backends.llama.placement import cache_bytes, decide_placement, encoder_bytes, kv_type_of, split_of, tokens_with
 from llmrun.backends.llama.probe import installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
+from llmrun.backends.llama.vision import LlamaVision, image_groups, opened_projector
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.base.errors import (
     BackendCrashed,
@@ -35,18 +36,18 @@ from llmrun.base.errors import (
     shown,
 )
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.base.types import HIDDEN, IMAGE_ROW, LOGITS, Batch, Outputs
 from llmrun.formats.gguf.source import FileSource
 from llmrun.formats.layouts.arena import round_up
 from llmrun.model.archs.parts.encoders import is_encoder, labels_of
 from llmrun.model.tokenizers.kinds import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Progress, Vision
+    from llmrun.backends.base import OpenOptions, Progress
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class LlamaBackend:
     """A Backend that runs a model with llama.cpp."""
 
     draft_head = None
-    vision: Vision | None = None
+    vision: LlamaVision | None = None
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class LlamaBackend:
 
     def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
         check_applied(adapters, file)
+        projector = opened_projector(options, file)
         architecture = file.string("general.architecture")
         threads = options.threads or default_threads()
         train_context = file.integer(f"{architecture}.context_length", minimum=1)
@@ -111,9 +113,11 @@ class LlamaBackend:
         )
         vocabulary_size, kv_type = len(file.strings("tokenizer.ggml.tokens")), kv_type_of(options)
         hidden_size = labels or _hidden_size(file)
-        rows = round_up(context_size, CONTEXT_STEP) if encodes else MAX_ROWS
+        whole_image = projector.most_rows if projector and not projector.is_causal else 0
+        rows = round_up(context_size, CONTEXT_STEP) if encodes else max(MAX_ROWS, whole_image)
+        row_width = projector.row_width if projector else 0
         self._gives_shares = labels > 0 and architecture in _SHARES
-        self._layout = Layout(rows, vocabulary_size, options.max_sequences, hidden_size, encodes)
+        self._layout = Layout(rows, vocabulary_size, options.max_sequences, hidden_size, encodes, row_width)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
         request = self._process.tell(
@@ -132,6 +136,8 @@ class LlamaBackend:
             main_gpu=options.main_gpu or 0,
             encodes=encodes,
             ranks=labels > 0,
+            row_width=row_width,
+            whole_image=whole_image,
         )
         own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         if own is not None:
@@ -144,6 +150,10 @@ class LlamaBackend:
             raise UnsupportedModel(f"model not supported: {self._path}: {shown(architecture)} {why}")
         self._scales: Scales = (0.0,) * len(adapters)  # the scales that llama.cpp currently uses
         self._open_adapters(adapters)
+        self._mrope: bool = answer["mrope"]
+        if projector:
+            self.vision = LlamaVision(self._process, projector, options.mmproj)
+            self.vision.open(threads, encoder_bytes(projector) if gpu_layers else None)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)
@@ -156,6 +166,7 @@ class LlamaBackend:
             self._path,
             context_size=context_size,
             cell_words=_cell_words(answer),
+            images=self._mrope and projector is not None,
             key=key_of(_decisive(file, kv_type, answer)) if options.saves_state and not encodes else "",
         )
         self.info = describe(
@@ -195,14 +206,15 @@ class LlamaBackend:
     def forward(self, batch: Batch) -> Outputs:
         """Run one forward pass, as specified by `Backend.forward`."""
         before = self.kv.lengths
-        check_batch(batch, self.info, before)
+        check_batch(batch, self.info, before, self._layout.row_width)
+        if self._mrope and batch.embeds is not None and batch.rope_pos is None:
+            raise ValueError("images need RoPE positions in this model")
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp aborts on a batch that is larger than the cache.
             raise self._full(len(batch.tokens))
         try:
             self._mapped.check_unchanged()
-            layout = self._layout
-            passes = list(passes_of(batch, len(self.info.adapters), layout.rows, layout.most_wanted))
-            parts = [self._run(batch, rows, scales) for scales, rows in passes]
+            passes = list(self._passes(batch))
+            parts = [self._run(batch, rows, scales, kind) for kind, scales, rows in passes]
         except BackendCrashed:
             self._mapped.check_unchanged()
             raise
@@ -213,10 +225,19 @@ class LlamaBackend:
             raise
         finally:
             self._process.clear_stop()
-        return in_order(batch, [rows for _, rows in passes], parts)
+        return in_order(batch, [rows for _, _, rows in passes], parts)
 
-    def _run(self, batch: Batch, rows: NDArray[np.intp], scales: Scales) -> Outputs:
-        """Run some of the rows, with the same adapters for all of them."""
+    def _passes(self, batch: Batch) -> Iterator[tuple[int, Scales, NDArray[np.intp]]]:
+        """Yield the passes of a batch: the kind of their rows (messages.py), the adapters' scales, and the rows."""
+        layout = self._layout
+        for kind, group in image_groups(batch, layout.rows):
+            for scales, rows in passes_of(batch, group, len(self.info.adapters), layout.rows, layout.most_wanted):
+                if kind == WHOLE_IMAGE and len(rows) < len(group):
+                    raise ValueError("the rows of an image need the same adapters, and few logits")
+                yield kind, scales, rows
+
+    def _run(self, batch: Batch, rows: NDArray[np.intp], scales: Scales, kind: int) -> Outputs:
+        """Run some of the rows, with the same kind (messages.py) and adapters for all of them."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         if scales != self._scales:
@@ -229,18 +250,31 @@ class LlamaBackend:
         # A pass that computes hidden states returns results for all rows, including unmarked rows.
         wanted = np.arange(len(want)) if hidden else np.flatnonzero(want)
         n = len(want)
-        self._tokens[:n] = batch.tokens[rows]
         self._sequences[:n] = batch.seq[rows]
-        self._positions[:n] = batch.pos[rows]
+        if kind == TOKENS:
+            self._tokens[:n] = batch.tokens[rows]
+        else:
+            self._write_images(batch, rows)
+        rope = batch.rope_pos if self._mrope else None
+        self._positions[:n] = batch.pos[rows] if rope is None else rope[rows, 0]
         self._wanted[:n] = want
         doing = f"running {self._path}"
-        answer = self._process.ask("forward", doing, rows=n, wanted=len(wanted), hidden=int(hidden))
+        answer = self._process.ask("forward", doing, rows=n, wanted=len(wanted), hidden=int(hidden), images=kind)
         self._explain(answer["status"], answer.get("error", ""), n)
         flags, n = want[wanted], len(wanted)
         states = self._hidden[:n][flags & HIDDEN != 0]
         return Outputs(
             self._logits[:n][flags & LOGITS != 0], np.log(np.maximum(states, 1e-30)) if self._gives_shares else states
         )
+
+    def _write_images(self, batch: Batch, rows: NDArray[np.intp]) -> None:
+        """Write the embeddings of the rows, and their positions in height and width if the model uses them."""
+        assert batch.embeds is not None
+        n, numbers = len(rows), np.cumsum(batch.tokens == IMAGE_ROW) - 1
+        self._embeds[:n] = batch.embeds[numbers[rows]]
+        if self._mrope and batch.rope_pos is not None:
+            planes = self._positions[: PLANES * n].reshape(PLANES, n)
+            planes[:3], planes[3:] = batch.rope_pos[rows].T, 0
 
     def _explain(self, status: int, error: str, n: int) -> None:
         """Raise the error that corresponds to a nonzero status from llama_decode."""
@@ -271,7 +305,9 @@ class LlamaBackend:
 
         self._tokens = view(np.int32, layout.tokens, layout.rows)
         self._sequences = view(np.int32, layout.sequences, layout.rows)
-        self._positions = view(np.int32, layout.positions, layout.rows)
+        self._positions = view(np.int32, layout.positions, layout.rows * (PLANES if layout.row_width else 1))
+        self._embeds = view(np.float32, layout.embeds, layout.rows * layout.row_width)
+        self._embeds = self._embeds.reshape(layout.rows, layout.row_width)
         self._wanted = view(np.int8, layout.wanted, layout.rows)
         self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
         self._logits = view(np.float32, layout.logits, prod(layout.logits_shape)).reshape(layout.logits_shape)

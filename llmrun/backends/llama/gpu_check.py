@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.backends.llama.messages import Layout
+from llmrun.backends.llama.messages import TOKENS, Layout
 from llmrun.backends.llama.probe import installed_version, is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
@@ -184,7 +184,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         positions[:count] = np.arange(first, first + count)
         wanted[:count] = 0
         wanted[count - 1] = 1
-        status = _answer(process, "forward", doing, rows=count, wanted=1, hidden=0)["status"]
+        status = _answer(process, "forward", doing, rows=count, wanted=1, hidden=0, images=TOKENS)["status"]
         if status:
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():

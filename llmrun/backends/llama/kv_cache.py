@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.backends.base import SEQUENCE_PART, SavedPart
+from llmrun.backends.llama.messages import CELLS_START, MROPE_CELL
 from llmrun.base.errors import BackendCrashed, IntegrityError, KVFull, LlmrunError
 
 if TYPE_CHECKING:
@@ -35,21 +36,27 @@ if TYPE_CHECKING:
 
 RECURRENT_CELL: Final = 2  # words per cell of a saved sequence
 CELL: Final = 3
-MROPE_CELL: Final = 6
 
 
-def is_whole(data: memoryview | bytes | bytearray, n: int, cell_words: int) -> bool:
+def is_whole(data: memoryview | bytes | bytearray, n: int, cell_words: int, *, images: bool = False) -> bool:
     """Return whether a saved sequence contains the positions from 0 to n - 1, or the state after these positions.
 
     cell_words  RECURRENT_CELL, CELL or MROPE_CELL
+    images      allow the positions of images in models with M-RoPE: the rows of an image have the same position, and
+                the text after an image may skip positions, but no row's position is greater than its number
     """
-    words = np.frombuffer(data, np.int32, min(len(data) // 4, 4 + cell_words * n))
+    words = np.frombuffer(data, np.int32, min(len(data) // 4, CELLS_START + cell_words * n))
     if cell_words == RECURRENT_CELL:
         state: list[int] = words[2:5].tolist()
         return state == [1, n - 1, 0]
     head: list[int] = words[2:4].tolist()
-    positions, sequences = words[4::cell_words], words[5::cell_words]
-    return head == [1, n] and np.array_equal(np.sort(positions), np.arange(n)) and np.array_equal(sequences, np.ones(n))
+    positions, sequences = np.sort(words[CELLS_START::cell_words]), words[CELLS_START + 1 :: cell_words]
+    if head != [1, n] or not np.array_equal(sequences, np.ones(n)):
+        return False
+    numbers = np.arange(n)
+    if images:
+        return len(positions) == n and positions[0] == 0 and bool((positions <= numbers).all())
+    return np.array_equal(positions, numbers)
 
 
 class LlamaCache:
@@ -68,12 +75,13 @@ class LlamaCache:
         context_size: int,
         cell_words: int,
         key: str,
+        images: bool = False,
     ) -> None:
         """Wrap the cache of the model that is open in `process`.
 
         lengths     the shared array in which the process stores the number of tokens in each sequence
         path        the model file, for error messages
-        cell_words  numbers that llama.cpp saves for each cell, as in `is_whole`
+        cell_words, images  numbers that llama.cpp saves for each cell, and their meaning, as in `is_whole`
         key         identifies the model and its cache for saved parts; empty if parts cannot be saved
         """
         self._process = process
@@ -81,7 +89,7 @@ class LlamaCache:
         self._path = path
         self._lengths = lengths
         self._context_size = context_size
-        self._cell_words = cell_words
+        self._cell_words, self._images = cell_words, images
         self.capacity = capacity
         self.key = key
 
@@ -154,7 +162,9 @@ class LlamaCache:
             data = part.read()
         except IntegrityError:
             return 0
-        if len(data) != part.n_bytes or not is_whole(data, part.end, self._cell_words):
+        if len(data) != part.n_bytes or not is_whole(
+            data, part.end, self._cell_words, images=self._images
+        ):
             return 0
         memory, name = self._process.transfers.map(part.n_bytes)
         memory[:] = data

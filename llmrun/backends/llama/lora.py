@@ -24,18 +24,18 @@ Scales = tuple[float, ...]
 
 
 def passes_of(
-    batch: Batch, n_adapters: int, max_rows: int, max_wanted: int
+    batch: Batch, rows: NDArray[np.intp], n_adapters: int, max_rows: int, max_wanted: int
 ) -> Iterator[tuple[Scales, NDArray[np.intp]]]:
     """Yield the scales of the adapters and the rows of each pass, with at most as many rows as one request can contain.
 
+    rows  the rows of the batch to run
     The rows of a sequence stay in order, because the number of adapters of a sequence can only grow from row to row,
     and rows with fewer adapters run first.
     """
-    rows = np.arange(len(batch.tokens))
     if batch.scales is None:
         groups = [((0.0,) * n_adapters, rows)]
     else:
-        each = [tuple(scales) for scales in batch.scales.tolist()]
+        each = [tuple(scales) for scales in batch.scales[rows].tolist()]
         combinations = sorted(dict.fromkeys(each), key=np.count_nonzero)
         groups = [(scales, rows[[one == scales for one in each]]) for scales in combinations]
     for scales, own in groups:

@@ -22,6 +22,7 @@ from typing import Any
 # forward passes from 690 us (568 to 719) to 485 us (462 to 529). With a single thread, the time did not change.
 NEARLY = b"nearly\n"
 _FORWARD = b"forward "
+_FORWARD_FIELDS = ("rows", "wanted", "hidden", "images")
 _DONE = b"done "
 _WATCHED_S = 0.0005  # seconds, slightly more than the 0.3 ms between two tokens
 
@@ -31,9 +32,9 @@ class WrongLibrary(RuntimeError):
 
 
 def request_line(operation: str, number: int, fields: dict[str, Any]) -> bytes:
-    """Encode a request. The fields of "forward" are `rows`, `wanted` and `hidden`."""
+    """Encode a request. The fields of "forward" are those in `_FORWARD_FIELDS`."""
     if operation == "forward":
-        return b"%s%d %d %d %d\n" % (_FORWARD, number, fields["rows"], fields["wanted"], fields["hidden"])
+        return b"%s%d %d %d %d %d\n" % (_FORWARD, number, *(fields[name] for name in _FORWARD_FIELDS))
     return json.dumps({"do": operation, "number": number, **fields}).encode() + b"\n"
 
 
@@ -41,8 +42,8 @@ def read_request(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
     """Decode a request into its operation, number and fields. Returns None if the line is incomplete."""
     try:
         if line.startswith(_FORWARD):
-            _, number, rows, wanted, hidden = line.split()
-            return "forward", int(number), {"rows": int(rows), "wanted": int(wanted), "hidden": int(hidden)}
+            number, *values = map(int, line.split()[1:])
+            return "forward", number, dict(zip(_FORWARD_FIELDS, values, strict=True))
         fields = json.loads(line)
         return fields.pop("do"), fields.pop("number"), fields
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -143,6 +144,14 @@ FLAG_BYTES = PAGE
 # with a vocabulary of 262,144 tokens. The engine needs the logits of only one row per sequence.
 MOST_WANTED = 64
 
+# The kinds of rows in a forward pass, because llama.cpp does not accept tokens and embeddings in one batch.
+TOKENS, CAUSAL_IMAGES, WHOLE_IMAGE = 0, 1, 2
+
+# The words in a saved sequence: before the first cell, and in each cell, as described in kv_cache.py.
+CELLS_START, MROPE_CELL = 4, 6
+
+PLANES = 4  # positions of an image's row in models with M-RoPE: time, height, width, and one that is always 0
+
 CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this number
 
 
@@ -154,21 +163,29 @@ class Layout:
     max_sequences    number of sequence lengths
     hidden_size      features of a hidden state
     encodes          whether passes return the hidden states of all rows, and never logits
+    row_width        numbers per row of an image, or 0 if the model reads no images
     most_wanted      maximum number of rows whose results a pass returns
     """
 
     def __init__(
-        self, rows: int, vocabulary_size: int, max_sequences: int, hidden_size: int, encodes: bool = False
+        self,
+        rows: int,
+        vocabulary_size: int,
+        max_sequences: int,
+        hidden_size: int,
+        encodes: bool = False,
+        row_width: int = 0,
     ) -> None:
         self.rows, self.max_sequences, self.hidden_size, self.encodes = rows, max_sequences, hidden_size, encodes
-        self.vocabulary_size = vocabulary_size
+        self.vocabulary_size, self.row_width = vocabulary_size, row_width
         self.most_wanted = rows if encodes else MOST_WANTED
         self.logits_shape = self.most_wanted, 0 if encodes else vocabulary_size
         self.tokens = FLAG_BYTES
         self.sequences = self.tokens + 4 * rows
         self.positions = self.sequences + 4 * rows
-        self.lengths = self.positions + 4 * rows
+        self.lengths = self.positions + 4 * rows * (PLANES if row_width else 1)
         self.wanted = self.lengths + 4 * max_sequences
         self.logits = rounded_to_pages(self.wanted + rows)
         self.hidden = rounded_to_pages(self.logits + 4 * prod(self.logits_shape))
-        self.n_bytes = rounded_to_pages(self.hidden + 4 * self.most_wanted * hidden_size)
+        self.embeds = rounded_to_pages(self.hidden + 4 * self.most_wanted * hidden_size)
+        self.n_bytes = rounded_to_pages(self.embeds + 4 * rows * row_width)

@@ -48,6 +48,15 @@ _STRUCTURES: tuple[tuple[str, str, tuple[Any, ...], Mapping[str, int]], ...] = (
 )
 
 
+_MODULES = {"llama": "llama_cpp", "mtmd": "mtmd_cpp"}  # the declarations of each library
+_MTMD_STRUCTURE = (
+    "mtmd_context_params",
+    "mtmd_context_params_default",
+    (),
+    {"n_threads": 4, "flash_attn_type": -1, "warmup": 1, "image_min_tokens": -1, "image_max_tokens": -1},
+)
+
+
 class _Raw(ctypes.Structure):
     """The result of a function that returns a structure of unknown size."""
 
@@ -59,20 +68,37 @@ def checked_declarations(folder: str) -> Any:
 
     Raises WrongLibrary if the libraries do not match the declarations.
     """
-    try:
-        llama = importlib.import_module("llama_cpp.llama_cpp")
-    except AttributeError as error:  # the import looks up every function
-        names = re.findall(r"(?:llama|ggml)_\w+", str(error))
-        if not names:
-            raise
-        extensions = importlib.import_module("llama_cpp._ctypes_extensions")
-        library = extensions.load_shared_library("llama", Path(folder))
-        raise WrongLibrary(f"{names[-1]} is missing in {build_words(library)}") from error
+    llama = _imported("llama", r"(?:llama|ggml)_\w+", folder)
     for structure, function, arguments, fields in _STRUCTURES:
         if why := _difference(getattr(llama, structure), llama._lib, function, arguments, fields):
             raise WrongLibrary(f"{structure} has {why} in {build_words(llama._lib)}")
     _load_backends(llama._lib, folder)
     return llama
+
+
+def checked_mtmd(folder: str) -> Any:
+    """Import llama-cpp-python's declarations of libmtmd for the library in the folder, like `checked_declarations`."""
+    mtmd = _imported("mtmd", r"mtmd_\w+", folder)
+    structure, function, arguments, fields = _MTMD_STRUCTURE
+    if why := _difference(getattr(mtmd, structure), mtmd._libmtmd, function, arguments, fields):
+        raise WrongLibrary(f"{structure} has {why} in libmtmd")
+    return mtmd
+
+
+def _imported(name: str, functions: str, folder: str) -> Any:
+    """Import the declarations of a library. Raises WrongLibrary if the library lacks a function.
+
+    functions  the pattern of the names of functions
+    """
+    try:
+        return importlib.import_module(f"llama_cpp.{_MODULES[name]}")
+    except AttributeError as error:  # the import looks up every function
+        names = re.findall(functions, str(error))
+        if not names:
+            raise
+        extensions = importlib.import_module("llama_cpp._ctypes_extensions")
+        library = extensions.load_shared_library(name, Path(folder))
+        raise WrongLibrary(f"{names[-1]} is missing in {build_words(library)}") from error
 
 
 def build_words(library: Any) -> str:

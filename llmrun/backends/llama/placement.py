@@ -332,6 +332,11 @@ def _repacked_types() -> frozenset[str]:
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
 
 
+def encoder_bytes(projector: ProjectorFile) -> int:
+    """Return the memory that an encoder of images needs, with its work buffers."""
+    return projector.weight_bytes + projector.working_bytes(projector.most_rows)
+
+
 def kv_type_of(options: OpenOptions) -> str:
     """Return the type of the KV cache.
 

@@ -26,6 +26,7 @@ from llmrun.backends.llama.messages import (
     CONTEXT_STEP,
     FLAG_BYTES,
     NEARLY,
+    WHOLE_IMAGE,
     Layout,
     SharedMemory,
     WrongLibrary,
@@ -33,6 +34,7 @@ from llmrun.backends.llama.messages import (
     read_request,
     read_soon,
 )
+from llmrun.backends.llama.positions import Positions
 from llmrun.backends.llama.probe import LIBRARY_FOLDER
 from llmrun.backends.llama.rpc_devices import (
     add_rpc_server,
@@ -48,6 +50,8 @@ from llmrun.formats.layouts.kv import parse_kv_type
 
 if TYPE_CHECKING:
     import mmap
+
+    from llmrun.backends.llama.mtmd import Encoder
 
 
 def _requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -129,6 +133,7 @@ class LlamaWorker:
         self._context: Any = None
         self._cache: Any = None
         self._mapping: mmap.mmap | None = None
+        self._encoder: Encoder | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
         # Keep a reference to the callback while llama.cpp may call it. Calling a collected callback would crash.
         self._log = self._llama.llama_log_callback(self._take_log_line)
@@ -171,11 +176,15 @@ class LlamaWorker:
         main_gpu: int = 0,
         encodes: bool = False,
         ranks: bool = False,
+        row_width: int = 0,
+        whole_image: int = 0,
     ) -> dict[str, Any]:
         """Load a model and create a context. If loading fails, the answer's `failed` is llama.cpp's error message.
 
-        encodes  whether the model has no causal mask, so that a pass must contain all rows of a sequence
-        ranks    whether the hidden state of a sequence's last row in a pass is the output of the classification head
+        encodes    whether the model has no causal mask, so that a pass must contain all rows of a sequence
+        row_width  numbers per row of an image, or 0 if the model will read no images
+        whole_image  the most rows of an image whose rows attend to each other in both directions
+        ranks      whether the hidden state of a sequence's last row in a pass is the output of the classification head
         """
         self.do_close()
         self._lines.clear()
@@ -189,8 +198,9 @@ class LlamaWorker:
         width = (llama.llama_model_n_cls_out if ranks else llama.llama_model_n_embd_out)(self._model)
         if width != hidden_size:
             return {"failed": f"hidden states of {width} features, expected {hidden_size}", "log": []}
-        self._layout, self._ranks = Layout(rows, vocabulary_size, max_sequences, hidden_size, encodes), ranks
-        if not self._make_context(gpu_layers, cache_tokens, threads, kv_type):
+        self._layout = Layout(rows, vocabulary_size, max_sequences, hidden_size, encodes, row_width)
+        self._ranks = ranks
+        if not self._make_context(gpu_layers, cache_tokens, threads, kv_type, whole_image):
             return self._failure("it could not create a context")
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
@@ -198,11 +208,13 @@ class LlamaWorker:
         self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
         self._lengths[:] = [0] * max_sequences
         rope = llama.llama_model_rope_type(self._model)
+        mrope = rope in (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE)
+        self._positions = Positions(max_sequences, images=mrope and row_width > 0)
         return {
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
             "recurrent": llama.llama_model_is_recurrent(self._model),
-            "mrope": rope in (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE),
+            "mrope": mrope,
             "remembers": bool(self._cache),
             "system": llama.llama_print_system_info().decode(errors="replace"),
             "libraries": _named_libraries(llama),
@@ -215,6 +227,9 @@ class LlamaWorker:
         return {}
 
     def do_close(self) -> dict[str, Any]:
+        if self._encoder:
+            self._encoder.close()
+            self._encoder = None
         if self._context:
             self._llama.llama_free(self._context)
         if self._model:
@@ -222,30 +237,39 @@ class LlamaWorker:
         self._model = self._context = self._cache = self._mapping = None
         return {}
 
-    def do_forward(self, rows: int, wanted: int, hidden: int) -> dict[str, Any]:
+    def do_forward(self, rows: int, wanted: int, hidden: int, images: int) -> dict[str, Any]:
         """Run the rows in shared memory, and write the logits of the `wanted` marked rows to shared memory.
 
-        If `hidden` is not 0, all rows are wanted, and their hidden states are written, too.
+        If `hidden` is not 0, all rows are wanted, and their hidden states are written, too. `images` is the kind of the
+        rows: TOKENS, CAUSAL_IMAGES or WHOLE_IMAGE.
 
         The status is 0 on success, 1 if the cache has no room, 2 if the pass was stopped, and negative for other
         errors. After an error, the sequences are restored to their former state or to a prefix of it.
         """
         if self._flag[0]:
             return {"status": 2}
-        self._batch.n_tokens = rows
+        batch = self._image_batch if images else self._batch
+        batch.n_tokens = rows
         if hidden != self._gives_hidden:
             self._gives_hidden = hidden
             self._llama.llama_set_embeddings(self._context, bool(hidden))
-        status = self._run(self._context, self._batch)
+        if images == WHOLE_IMAGE:
+            self._llama.llama_set_causal_attn(self._context, False)
+        status = self._run(self._context, batch)
+        if images == WHOLE_IMAGE:
+            self._llama.llama_set_causal_attn(self._context, True)
         if status == 0:
             if wanted:
                 os.write(self._answers, NEARLY)  # The parent wakes up while this process copies the logits.
                 self._copy_outputs(wanted)
             for seq in self._sequences[:rows] if self._cache else ():
                 self._lengths[seq] += 1
+            self._positions.add(self._sequences, self._row_positions, rows)
             return {"status": 0}
         for seq in sorted(set(self._sequences[:rows])):
-            self._lengths[seq] = self._keep(seq, self._lengths[seq])
+            # llama.cpp has removed the positions of the failed rows, which earlier rows of an image share.
+            first = self._row_positions[self._sequences[:rows].index(seq)]
+            self._lengths[seq] = self._keep(seq, min(self._lengths[seq], self._positions.rows_before(seq, first)))
         return {"status": status, "error": "" if status >= 0 else self._last_error()}
 
     def do_truncate(self, seq: int, n: int) -> dict[str, Any]:
@@ -254,9 +278,10 @@ class LlamaWorker:
 
     def do_copy(self, src: int, dst: int, n: int) -> dict[str, Any]:
         self._keep(dst, 0)
-        n = min(n, self._lengths[src])
+        n = self._positions.border(src, min(n, self._lengths[src]))
         if n:
-            self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, n)
+            self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, self._positions.end(src, n))
+            self._positions.copy(src, dst, n)
         self._lengths[dst] = self._keep(dst, n)
         return {"kept": self._lengths[dst]}
 
@@ -281,10 +306,12 @@ class LlamaWorker:
         read = llama.llama_state_seq_set_data_ext(self._context, data, n_bytes, seq, _ALL)
         if read not in (0, self._saved_size(seq)):
             _give_up("some cells of a loaded sequence cannot be found again")
+        self._positions.load(seq, data, n)
         if read == n_bytes and self._reaches_back(seq, n) and llama.llama_memory_seq_pos_min(self._cache, seq) >= 0:
             self._lengths[seq] = n
         else:
             llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+            self._positions.truncate(seq, 0)
             if self._saved_size(seq) != empty_size or llama.llama_memory_seq_pos_max(self._cache, seq) != -1:
                 _give_up("a loaded sequence cannot be removed")
         return {"kept": self._lengths[seq]}
@@ -297,6 +324,37 @@ class LlamaWorker:
     def _transferred(self, memory: str, n_bytes: int) -> Any:
         """Return the memory of a saved sequence as an array, uint8[n_bytes]."""
         return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
+
+    def do_open_encoder(
+        self, path: str, threads: int, gpu_bytes: int | None, most_rows: int
+    ) -> dict[str, Any]:
+        """Open a projector for the open model. If this fails, the answer's `failed` is libmtmd's error message.
+
+        gpu_bytes  the GPU memory that the encoder needs, or None to use only the CPU
+        most_rows  the most rows of a tile
+        """
+        from llmrun.backends.llama.mtmd import Encoder
+
+        self._lines.clear()
+        free = [device["free"] for device in usable_gpus(self._llama._lib)] if gpu_bytes is not None else []
+        use_gpu = gpu_bytes is not None and not self._has_servers and bool(free) and free[0] >= gpu_bytes
+        self._encoder = Encoder(self._llama, self._log, self._flag)
+        facts = self._encoder.open(path, self._model, threads, use_gpu, most_rows)
+        return {**facts, "log": self._log_lines()} if facts else self._failure("no reason given")
+
+    def do_encode(
+        self, memory: str, n_bytes: int, width: int, height: int, rows: int
+    ) -> dict[str, Any]:
+        """Replace the pixels of a tile in the memory, uint8[height, width, 3], with its rows, float32[rows, row width].
+
+        The status is 0 on success, 2 if the encoder was stopped, and -1 for other errors.
+        """
+        if self._encoder is None:
+            raise RuntimeError("no projector is open")
+        self._lines.clear()
+        data = self._transferred(memory, n_bytes)
+        status, error = self._encoder.encode(data, width, height, rows, self._layout.row_width)
+        return {"status": status, "error": error or self._last_error()} if status else {"status": 0}
 
     def do_special_tokens(self) -> dict[str, Any]:
         """Return the special tokens, each as [id, text, attributes, whether it ends generation], and tokens with roles.
@@ -401,13 +459,15 @@ class LlamaWorker:
         self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         return bool(self._model)
 
-    def _make_context(self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str) -> bool:
+    def _make_context(
+        self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str, whole_image: int
+    ) -> bool:
         llama, layout = self._llama, self._layout
         parameters = llama.llama_context_default_params()
         # llama.cpp also rounds up the context size, but only after asserting that the largest batch fits.
         parameters.n_ctx = -(-cache_tokens // CONTEXT_STEP) * CONTEXT_STEP
         parameters.n_batch = layout.rows
-        parameters.n_ubatch = layout.rows if layout.encodes else min(_UBATCH, cache_tokens)
+        parameters.n_ubatch = layout.rows if layout.encodes else min(max(_UBATCH, whole_image), cache_tokens)
         parameters.n_seq_max = layout.max_sequences
         parameters.n_outputs_max = max(layout.most_wanted, layout.max_sequences)
         parameters.n_threads = parameters.n_threads_batch = threads
@@ -442,6 +502,7 @@ class LlamaWorker:
         base = _address(self._mapping)
         batch = llama.llama_batch()
         self._sequences = (ctypes.c_int32 * rows).from_address(base + layout.sequences)
+        self._row_positions = (ctypes.c_int32 * rows).from_address(base + layout.positions)
         self._wanted = (ctypes.c_int8 * rows).from_address(base + layout.wanted)
         self._ones = (ctypes.c_int32 * rows)(*[1] * rows)
         starts = range(base + layout.sequences, base + layout.sequences + 4 * rows, 4)
@@ -453,6 +514,9 @@ class LlamaWorker:
         batch.seq_id = ctypes.cast(self._sequence_starts, ctypes.POINTER(integers))
         batch.logits = ctypes.cast(base + layout.wanted, ctypes.POINTER(ctypes.c_int8))
         self._batch = batch
+        self._image_batch = llama.llama_batch.from_buffer_copy(batch)
+        self._image_batch.token = integers()
+        self._image_batch.embd = ctypes.cast(base + layout.embeds, ctypes.POINTER(ctypes.c_float))
 
     def _copy_outputs(self, wanted: int) -> None:
         llama, layout, base = self._llama, self._layout, _address(self._mapping)
@@ -472,21 +536,26 @@ class LlamaWorker:
     def _keep(self, seq: int, n: int) -> int:
         """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
 
-        Truncation is impossible if the model has a recurrent state, which cannot be rewound, or if a sliding window has
+        Images are removed as a whole in models with M-RoPE. Truncation is impossible if the model has a recurrent state, which cannot be rewound, or if a sliding window has
         discarded tokens that are needed again. Most encoders have no cache at all, so their sequences are always empty.
         """
         if not self._cache:
             return 0
-        if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):
+        n = self._positions.border(seq, n)
+        end = self._positions.end(seq, n)
+        if n and self._llama.llama_memory_seq_rm(self._cache, seq, end, -1) and self._reaches_back(seq, n):
+            self._positions.truncate(seq, n)
             return n
         self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+        self._positions.truncate(seq, 0)
         return 0
 
     def _reaches_back(self, seq: int, n: int) -> bool:
-        if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
+        end = self._positions.end(seq, n)
+        if self._llama.llama_memory_seq_pos_max(self._cache, seq) != end - 1:
             return False
         window = self._llama.llama_model_n_swa(self._model)  # the window includes the current token
-        return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
+        return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, end - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
         if level in (_INFO, _WARNING, _ERROR):  # Skip hundreds of debug lines and the dots of a progress bar.

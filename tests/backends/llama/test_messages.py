@@ -8,12 +8,15 @@ from llmrun.backends.llama.messages import answer_line, read_answer, read_reques
 NUMBERS = st.integers(0, 2**40)
 
 
-@given(NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1))
-def test_a_forward_pass_is_asked_for_without_json(number: int, rows: int, wanted: int, hidden: int) -> None:
-    line = request_line("forward", number, {"rows": rows, "wanted": wanted, "hidden": hidden})
+@given(NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1), st.integers(0, 2))
+def test_a_forward_pass_is_asked_for_without_json(
+    number: int, rows: int, wanted: int, hidden: int, images: int
+) -> None:
+    fields = {"rows": rows, "wanted": wanted, "hidden": hidden, "images": images}
+    line = request_line("forward", number, fields)
     assert b"{" not in line
     assert line.endswith(b"\n")
-    assert read_request(line) == ("forward", number, {"rows": rows, "wanted": wanted, "hidden": hidden})
+    assert read_request(line) == ("forward", number, fields)
 
 
 @given(NUMBERS, st.text(), st.booleans())
@@ -42,7 +45,7 @@ def test_the_beginning_of_a_request_is_left_out_or_lacks_only_digits(
     operation: str, number: int, data: st.DataObject
 ) -> None:
     """A line of a forward pass is written at once and arrives whole, so only other requests can be cut."""
-    line = request_line(operation, number, {"rows": 1, "wanted": 1, "hidden": 0})
+    line = request_line(operation, number, {"rows": 1, "wanted": 1, "hidden": 0, "images": 0})
     part = line[: data.draw(st.integers(0, len(line) - 3))]
     assert read_request(part) is None
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, is_whole
+from llmrun.backends.llama.kv_cache import CELL, RECURRENT_CELL, is_whole
+from llmrun.backends.llama.messages import MROPE_CELL
 
 MAGIC = 0x2F143CD8
 

@@ -96,7 +96,7 @@ def test_passes_keep_the_order_of_rows_and_outputs(most: int) -> None:
     want = np.array([0, 1, 3, 2, 1, 0, 1, 1, 2, 3], np.uint8)
     scales = np.array([[0, 1], [0, 1], [0, 1], [0, 0], [1, 1], [0, 0], [0, 1], [0, 1], [0, 1], [1, 0]], np.float32)
     batch = Batch(np.arange(10, dtype=np.int32), seq, pos, want, scales)
-    found = list(passes_of(batch, 2, most, most))
+    found = list(passes_of(batch, np.arange(len(batch.tokens)), 2, most, most))
     parts, reached = [], [0, 0, 0, 0]
     for used, own in found:
         assert 0 < len(own) <= most
