@@ -19,7 +19,15 @@ from llmrun.backends.llama.kv_cache import CELL, RECURRENT_CELL, LlamaCache
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
 from llmrun.backends.llama.messages import CONTEXT_STEP, MROPE_CELL, PLANES, TOKENS, WHOLE_IMAGE, Layout
-from llmrun.backends.llama.placement import cache_bytes, decide_placement, encoder_bytes, kv_type_of, split_of, tokens_with
+from llmrun.backends.llama.placement import (
+    cache_bytes,
+    decide_placement,
+    encoder_bytes,
+    kv_type_of,
+    rows_at_once,
+    split_of,
+    tokens_with,
+)
 from llmrun.backends.llama.probe import installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
@@ -109,12 +117,12 @@ class LlamaBackend:
         shared = encodes or options.kv_tokens == AUTO
         asked = replace(options, max_sequences=1, kv_tokens=None) if shared else options
         context_size, gpu_layers = decide_placement(
-            asked, file, adapters, train_context, lambda: self._devices(options)
+            asked, file, adapters, train_context, lambda: self._devices(options), projector
         )
         vocabulary_size, kv_type = len(file.strings("tokenizer.ggml.tokens")), kv_type_of(options)
         hidden_size = labels or _hidden_size(file)
-        whole_image = projector.most_rows if projector and not projector.is_causal else 0
-        rows = round_up(context_size, CONTEXT_STEP) if encodes else max(MAX_ROWS, whole_image)
+        batch_rows = rows_at_once(projector)
+        rows = round_up(context_size, CONTEXT_STEP) if encodes else max(MAX_ROWS, batch_rows)
         row_width = projector.row_width if projector else 0
         self._gives_shares = labels > 0 and architecture in _SHARES
         self._layout = Layout(rows, vocabulary_size, options.max_sequences, hidden_size, encodes, row_width)
@@ -137,7 +145,7 @@ class LlamaBackend:
             encodes=encodes,
             ranks=labels > 0,
             row_width=row_width,
-            whole_image=whole_image,
+            batch_rows=batch_rows,
         )
         own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         if own is not None:
@@ -183,7 +191,11 @@ class LlamaBackend:
             hidden_size=hidden_size,
             has_logits=not encodes,
             adapters=described(options.adapters, adapters),
-            kv_bytes=cache_bytes(file, answer["cache_tokens"], kv_type, max_sequences=options.max_sequences),
+            kv_bytes=cache_bytes(
+                *(file, answer["cache_tokens"], kv_type),
+                max_sequences=options.max_sequences,
+                rows=rows_at_once(projector),
+            ),
         )
 
     def _open_adapters(self, adapters: Sequence[AdapterFile]) -> None:

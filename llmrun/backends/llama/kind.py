@@ -37,12 +37,23 @@ class LlamaGpus:
         check_servers(options.rpc, anyway=options.rpc_anyway)
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        from llmrun.backends.llama.placement import kv_type_of, layer_sizes, layers_that_fit
+        from llmrun.backends.llama.placement import (
+            beside_encoder,
+            kv_type_of,
+            layer_sizes,
+            layers_that_fit,
+            rows_at_once,
+        )
+        from llmrun.backends.llama.vision import opened_projector
 
         assert options.context_size is not None, "the context size must be known"
         tokens = options.context_size * options.max_sequences
-        sizes = layer_sizes(file, tokens, kv_type_of(options), max_sequences=options.max_sequences)
-        return layers_that_fit(sizes, free), len(sizes.layers) + 1
+        projector = opened_projector(options, file)
+        rows = rows_at_once(projector)
+        sizes = layer_sizes(file, tokens, kv_type_of(options), max_sequences=options.max_sequences, rows=rows)
+        return layers_that_fit(sizes, beside_encoder(free, projector)) or layers_that_fit(sizes, free), len(
+            sizes.layers
+        ) + 1
 
 
 class LlamaKind:
@@ -65,13 +76,15 @@ class LlamaKind:
         return LlamaBackend(file, options)
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        from llmrun.backends.llama.placement import cache_by_context, footprint_on_llama, kv_type_of
+        from llmrun.backends.llama.placement import cache_by_context, footprint_on_llama, kv_type_of, rows_at_once
+        from llmrun.backends.llama.vision import opened_projector
         from llmrun.backends.lora_files import opened_adapters
 
-        kv_type = kv_type_of(options)
-        cache = cache_by_context(file, kv_type, max_sequences=options.max_sequences)
+        kv_type, projector = kv_type_of(options), opened_projector(options, file)
+        rows = rows_at_once(projector)
+        cache = cache_by_context(file, kv_type, max_sequences=options.max_sequences, rows=rows)
         with opened_adapters(options.adapters, file) as adapters:
-            return footprint_on_llama(file, adapters, cache=cache, kv_type=kv_type)
+            return footprint_on_llama(file, adapters, cache=cache, kv_type=kv_type, projector=projector)
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         return None

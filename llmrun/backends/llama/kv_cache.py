@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.backends.base import SEQUENCE_PART, SavedPart
-from llmrun.backends.llama.messages import CELLS_START, MROPE_CELL
+from llmrun.backends.llama.messages import CELLS_START
 from llmrun.base.errors import BackendCrashed, IntegrityError, KVFull, LlmrunError
 
 if TYPE_CHECKING:
@@ -162,9 +162,7 @@ class LlamaCache:
             data = part.read()
         except IntegrityError:
             return 0
-        if len(data) != part.n_bytes or not is_whole(
-            data, part.end, self._cell_words, images=self._images
-        ):
+        if len(data) != part.n_bytes or not is_whole(data, part.end, self._cell_words, images=self._images):
             return 0
         memory, name = self._process.transfers.map(part.n_bytes)
         memory[:] = data

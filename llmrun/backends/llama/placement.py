@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.formats.gguf.tensors import TensorInfo
+    from llmrun.model.vision.projector import ProjectorFile
 
 ALL_LAYERS = -1  # the value that means all layers where a number of layers is expected
 
@@ -86,14 +87,17 @@ class LayerSizes:
     visiting: int
 
 
-def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> LayerSizes:
+def layer_sizes(
+    file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1, rows: int = _ROWS
+) -> LayerSizes:
     """Return the GPU memory that llama.cpp will need for a model.
 
     cache_tokens  capacity of the KV cache for all sequences together
+    rows          as returned by `rows_at_once`
     """
     architecture = file.string("general.architecture")
     run = layers_run(file)
-    layers = _layer_caches(file, cache_tokens, kv_type, max_sequences)
+    layers = _layer_caches(file, cache_tokens, kv_type, max_sequences, rows)
     # Lookup tables stay on the CPU. If the embedding table is also the output matrix, llama.cpp copies it to a GPU.
     at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
@@ -109,18 +113,35 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     width, inner = _widths(file)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
-    rows = max(_ROWS, cache_tokens) if is_encoder(file) else _ROWS
+    rows = max(rows, cache_tokens) if is_encoder(file) else rows
     activations = 4 * rows * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
     scores = 4 * rows * heads * min(cache_tokens, 8192)  # attention scores are needed only without flash attention
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
-def resident_activations(file: GGUFFile) -> int:
+def rows_at_once(projector: ProjectorFile | None) -> int:
+    """Return how many rows llama.cpp computes in one batch. An image whose rows attend to each other is one batch."""
+    return _ROWS if projector is None or projector.is_causal else max(_ROWS, projector.most_rows)
+
+
+def encoder_bytes(projector: ProjectorFile) -> int:
+    """Return the memory that an encoder of images needs, with its work buffers."""
+    return projector.weight_bytes + projector.working_bytes(projector.most_rows)
+
+
+def beside_encoder(free: Sequence[int], projector: ProjectorFile | None) -> list[int]:
+    """Return the free bytes on each GPU that an encoder of images leaves, because libmtmd uses the first GPU."""
+    return [max(0, free[0] - encoder_bytes(projector)), *free[1:]] if projector is not None and free else list(free)
+
+
+def resident_activations(file: GGUFFile, rows: int = _ROWS) -> int:
     """Return how many bytes of activations llama.cpp touches in main memory for a long prompt.
 
     On a GPU, by contrast, the whole reserved buffer is counted.
+
+    rows  as returned by `rows_at_once`
     """
-    return _ROWS * row_bytes(file)
+    return rows * row_bytes(file)
 
 
 def row_bytes(file: GGUFFile) -> int:
@@ -143,25 +164,33 @@ def _of_all_layers(file: GGUFFile) -> int:
 
 
 def cache_bytes(
-    file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1, layers: int | None = None
+    file: GGUFFile,
+    cache_tokens: int,
+    kv_type: str = "f16",
+    *,
+    max_sequences: int = 1,
+    layers: int | None = None,
+    rows: int = _ROWS,
 ) -> int:
     """Return the size in bytes of llama.cpp's KV cache and recurrent states.
 
     cache_tokens  capacity of the cache for all sequences together
     layers        the number of layers to count from the first, or None for all layers
+    rows          as returned by `rows_at_once`
     """
-    return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences)[:layers])
+    return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences, rows)[:layers])
 
 
 def cache_by_context(
-    file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1, layers: int | None = None
+    file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1, layers: int | None = None, rows: int = _ROWS
 ) -> KVBytes:
     """Return the size of llama.cpp's cache, with recurrent states, as a function of each sequence's context size.
 
     layers  the number of layers to count from the first, or None for all layers
+    rows    as returned by `rows_at_once`
     """
     windows = layer_windows(file, layers_of(file))
-    most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
+    most = [-(-_window_tokens(window, max_sequences, rows) // max_sequences) if window else 0 for window in windows]
     kv = [max_sequences * n_bytes for n_bytes in _kv_bytes(file, kv_type)]
     return KVBytes.of_layers(
         list(zip(most, kv, strict=True))[:layers],
@@ -169,19 +198,19 @@ def cache_by_context(
     )
 
 
-def _layer_caches(file: GGUFFile, cache_tokens: int, kv_type: str, max_sequences: int) -> list[int]:
+def _layer_caches(file: GGUFFile, cache_tokens: int, kv_type: str, max_sequences: int, rows: int) -> list[int]:
     """Return the size in bytes of each layer's KV cache and recurrent states."""
     windows = layer_windows(file, layers_of(file))
     tokens = [
-        min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens for window in windows
+        min(cache_tokens, _window_tokens(window, max_sequences, rows)) if window else cache_tokens for window in windows
     ]
     kv, states = _kv_bytes(file, kv_type), [max_sequences * memory.state_bytes for memory in layer_memories(file)]
     return [size * n + state for size, n, state in zip(kv, tokens, states, strict=True)]
 
 
-def _window_tokens(window: int, max_sequences: int) -> int:
+def _window_tokens(window: int, max_sequences: int, rows: int) -> int:
     """Return the cache capacity of a sliding-window layer: one window per sequence, plus the rows of one batch."""
-    return round_up(window * max_sequences + _ROWS, _CACHE_STEP)
+    return round_up(window * max_sequences + rows, _CACHE_STEP)
 
 
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int], split: Sequence[float] = ()) -> int:
@@ -282,8 +311,10 @@ def footprint_on_llama(
     cache: KVBytes,
     kv_type: str = "f16",
     layers: int | None = None,
+    projector: ProjectorFile | None = None,
+    encodes_on_gpu: bool = False,
 ) -> Footprint:
-    """Return the footprint of a model with LoRA adapters on llama.cpp.
+    """Return the footprint of a model with LoRA adapters and a projector on llama.cpp.
 
     llama.cpp maps the file, and copies matrices of some types into the layout that its kernels need. The matrices of
     adapters are read into separate memory.
@@ -291,8 +322,10 @@ def footprint_on_llama(
     cache    bytes of the KV cache as a function of the context size
     kv_type  the type of the KV cache
     layers   the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
+    projector  the projector, whose weights are not mapped, or None if the model reads no images
+    encodes_on_gpu  whether the encoder needs no main memory
     """
-    scratch = resident_activations(file)
+    scratch = resident_activations(file, rows_at_once(projector))
     if is_encoder(file):
         # The batch has as many rows as the context. llama.cpp also reserves and clears logits, but never computes them.
         vocabulary = len(file.strings("tokenizer.ggml.tokens"))
@@ -302,8 +335,12 @@ def footprint_on_llama(
         tensors = [tensor for tensor in tensors if (of := _LAYER.match(tensor.name)) and int(of[1]) < layers]
         mapped = sum(tensor.nbytes for tensor in tensors)
     repacked = sum(tensor.nbytes for tensor in tensors if _is_repacked(tensor, file))
+    weights = mapped + repacked + sum(adapter.nbytes for adapter in adapters)
+    if projector is not None and not encodes_on_gpu:  # libmtmd reads the weights and keeps its buffers
+        weights += projector.weight_bytes
+        scratch += encoder_bytes(projector) - projector.weight_bytes
     return Footprint(
-        weights=mapped + repacked + sum(adapter.nbytes for adapter in adapters),
+        weights=weights,
         mapped=mapped,
         cache=cache,
         scratch=scratch,
@@ -330,11 +367,6 @@ def _repacked_types() -> frozenset[str]:
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
     types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # Repacking these types requires AVX2, which we assume.
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
-
-
-def encoder_bytes(projector: ProjectorFile) -> int:
-    """Return the memory that an encoder of images needs, with its work buffers."""
-    return projector.weight_bytes + projector.working_bytes(projector.most_rows)
 
 
 def kv_type_of(options: OpenOptions) -> str:
@@ -384,6 +416,7 @@ def decide_placement(
     adapters: Sequence[AdapterFile],
     train_context: int,
     devices: Callable[[], Sequence[dict[str, Any]]],
+    projector: ProjectorFile | None = None,
 ) -> tuple[int, int]:
     """Choose the context size in tokens and the number of GPU layers, and return both.
 
@@ -394,25 +427,30 @@ def decide_placement(
     asked = options.gpu_layers
     wanted = asked if isinstance(asked, int) else None if asked == AUTO else ALL_LAYERS
     if wanted == 0:
-        return _context_in_memory(options, file, adapters, train_context), 0
+        return _context_in_memory(options, file, adapters, train_context, projector), 0
     found = used_devices(options, devices())
     if not found and wanted is not None:  # without devices, all layers run on the CPU
-        return _context_in_memory(options, file, adapters, train_context), wanted
+        return _context_in_memory(options, file, adapters, train_context, projector), wanted
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
-    def fitting(context_size: int) -> int:
-        tokens = tokens_with(options, context_size)
-        sizes = layer_sizes(file, tokens, kv_type_of(options), max_sequences=options.max_sequences)
-        return layers_that_fit(sizes, free, split_of(options))
+    def fitting(context_size: int, free: Sequence[int] | None = None) -> int:
+        tokens, rows = tokens_with(options, context_size), rows_at_once(projector)
+        sizes = layer_sizes(file, tokens, kv_type_of(options), max_sequences=options.max_sequences, rows=rows)
+        return layers_that_fit(sizes, usable if free is None else free, split_of(options))
 
+    beside = free if options.rpc else beside_encoder(free, projector)  # servers do not run the encoder
+    on_gpu = beside != free and fitting(options.context_size or 0, beside) > 0
+    usable = beside if on_gpu else free
     context_size = options.context_size or _context_on_gpus(fitting, train_context, wanted)
     gpu_layers = fitting(context_size) if wanted is None else wanted
     if gpu_layers == 0:
         raise NoRoomOnGpu(_no_room(found))
     on_cpu = 0 if gpu_layers == ALL_LAYERS else layers_of(file) + 1 - gpu_layers
     if on_cpu > 0:
-        context_size = _context_in_memory(options, file, adapters, context_size, layers=on_cpu)
+        context_size = _context_in_memory(
+            *(options, file, adapters, context_size, projector), layers=on_cpu, encodes_on_gpu=on_gpu
+        )
     return context_size, gpu_layers
 
 
@@ -421,21 +459,32 @@ def _context_in_memory(
     file: GGUFFile,
     adapters: Sequence[AdapterFile],
     train_context: int,
+    projector: ProjectorFile | None,
+    *,
     layers: int | None = None,
+    encodes_on_gpu: bool = False,
 ) -> int:
     """Return the context size for a model in main memory. Raises DoesNotFit.
 
     layers  the number of layers in main memory if the others are on GPUs; `train_context` is then the largest default
+    encodes_on_gpu  as in `footprint_on_llama`
 
     llama.cpp fills its whole cache with zeros when it opens the model. A system that has overcommitted its memory would
     then kill the process, so this function checks the size beforehand.
     """
-    kv_type, max_sequences = kv_type_of(options), options.max_sequences
-    cache = cache_by_context(file, kv_type, max_sequences=max_sequences, layers=layers)
+    kv_type, max_sequences, rows = kv_type_of(options), options.max_sequences, rows_at_once(projector)
+    cache = cache_by_context(file, kv_type, max_sequences=max_sequences, layers=layers, rows=rows)
     if isinstance(options.kv_tokens, int):
-        n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers)
+        n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers, rows=rows)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
-    footprint = footprint_on_llama(file, adapters, cache=cache, kv_type=kv_type, layers=layers)
+    footprint = footprint_on_llama(
+        *(file, adapters),
+        cache=cache,
+        kv_type=kv_type,
+        layers=layers,
+        projector=projector,
+        encodes_on_gpu=encodes_on_gpu,
+    )
     # The number of parameters only affects a hint about the whole model, so 0 is passed for a part of the model.
     return context_for(
         options.context_size,

@@ -35,9 +35,7 @@ def opened_projector(options: OpenOptions, file: GGUFFile) -> ProjectorFile | No
         return None
     from llmrun.model.vision.projector import check_projector, read_projector
 
-    projector = read_projector(
-        Path(options.mmproj), least=options.image_min_tokens, most=options.image_max_tokens
-    )
+    projector = read_projector(Path(options.mmproj), least=options.image_min_tokens, most=options.image_max_tokens)
     check_projector(projector, file)
     return projector
 

@@ -94,7 +94,7 @@ _MOST_STACK = 1 << 30
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
-_UBATCH = 512  # rows that llama.cpp runs at a time, which is also llama.cpp's default
+_BATCH_ROWS = 512  # llama.cpp's default
 _PROGRESS_STEPS = 50
 _ALL = 0  # the flags for saving all data of a sequence
 
@@ -177,13 +177,13 @@ class LlamaWorker:
         encodes: bool = False,
         ranks: bool = False,
         row_width: int = 0,
-        whole_image: int = 0,
+        batch_rows: int = _BATCH_ROWS,
     ) -> dict[str, Any]:
         """Load a model and create a context. If loading fails, the answer's `failed` is llama.cpp's error message.
 
         encodes    whether the model has no causal mask, so that a pass must contain all rows of a sequence
         row_width  numbers per row of an image, or 0 if the model will read no images
-        whole_image  the most rows of an image whose rows attend to each other in both directions
+        batch_rows  rows that llama.cpp computes at a time
         ranks      whether the hidden state of a sequence's last row in a pass is the output of the classification head
         """
         self.do_close()
@@ -200,7 +200,7 @@ class LlamaWorker:
             return {"failed": f"hidden states of {width} features, expected {hidden_size}", "log": []}
         self._layout = Layout(rows, vocabulary_size, max_sequences, hidden_size, encodes, row_width)
         self._ranks = ranks
-        if not self._make_context(gpu_layers, cache_tokens, threads, kv_type, whole_image):
+        if not self._make_context(gpu_layers, cache_tokens, threads, kv_type, batch_rows):
             return self._failure("it could not create a context")
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
@@ -325,9 +325,7 @@ class LlamaWorker:
         """Return the memory of a saved sequence as an array, uint8[n_bytes]."""
         return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
 
-    def do_open_encoder(
-        self, path: str, threads: int, gpu_bytes: int | None, most_rows: int
-    ) -> dict[str, Any]:
+    def do_open_encoder(self, path: str, threads: int, gpu_bytes: int | None, most_rows: int) -> dict[str, Any]:
         """Open a projector for the open model. If this fails, the answer's `failed` is libmtmd's error message.
 
         gpu_bytes  the GPU memory that the encoder needs, or None to use only the CPU
@@ -342,9 +340,7 @@ class LlamaWorker:
         facts = self._encoder.open(path, self._model, threads, use_gpu, most_rows)
         return {**facts, "log": self._log_lines()} if facts else self._failure("no reason given")
 
-    def do_encode(
-        self, memory: str, n_bytes: int, width: int, height: int, rows: int
-    ) -> dict[str, Any]:
+    def do_encode(self, memory: str, n_bytes: int, width: int, height: int, rows: int) -> dict[str, Any]:
         """Replace the pixels of a tile in the memory, uint8[height, width, 3], with its rows, float32[rows, row width].
 
         The status is 0 on success, 2 if the encoder was stopped, and -1 for other errors.
@@ -459,15 +455,13 @@ class LlamaWorker:
         self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         return bool(self._model)
 
-    def _make_context(
-        self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str, whole_image: int
-    ) -> bool:
+    def _make_context(self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str, batch_rows: int) -> bool:
         llama, layout = self._llama, self._layout
         parameters = llama.llama_context_default_params()
         # llama.cpp also rounds up the context size, but only after asserting that the largest batch fits.
         parameters.n_ctx = -(-cache_tokens // CONTEXT_STEP) * CONTEXT_STEP
         parameters.n_batch = layout.rows
-        parameters.n_ubatch = layout.rows if layout.encodes else min(max(_UBATCH, whole_image), cache_tokens)
+        parameters.n_ubatch = layout.rows if layout.encodes else min(batch_rows, cache_tokens)
         parameters.n_seq_max = layout.max_sequences
         parameters.n_outputs_max = max(layout.most_wanted, layout.max_sequences)
         parameters.n_threads = parameters.n_threads_batch = threads
