@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.base import OpenOptions, Progress, Vision
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class LlamaBackend:
     """A Backend that runs a model with llama.cpp."""
 
     draft_head = None
-    vision: LlamaVision | None = None
+    vision: Vision | None = None
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class LlamaBackend:
         self._open_adapters(adapters)
         self._mrope: bool = answer["mrope"]
         if projector:
-            self.vision = LlamaVision(self._process, projector, options.mmproj)
-            self.vision.open(threads, encoder_bytes(projector) if gpu_layers else None)
+            self.vision = encoder = LlamaVision(self._process, projector)
+            encoder.open(threads, encoder_bytes(projector) if gpu_layers else None)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)

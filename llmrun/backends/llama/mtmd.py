@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llmrun.backends.llama.probe import LIBRARY_FOLDER
@@ -25,14 +25,14 @@ _NODES_BETWEEN_LOOKS = 16
 class Encoder:
     """An open projector."""
 
-    def __init__(self, llama: Any, log: Any, flag: Sequence[int]) -> None:
+    def __init__(self, llama: Any, log: Any, stopping: Callable[[], bool]) -> None:
         """Load libmtmd.
 
         llama  llama-cpp-python's declarations of llama.cpp
         log    the callback that takes llama.cpp's log, which the caller keeps alive
-        flag   the stop flag, whose first element is not 0 if the encoder should stop
+        stopping  returns whether the encoder should stop
         """
-        self._llama, self._flag = llama, flag
+        self._llama, self._stopping = llama, stopping
         self._mtmd = _declarations(llama)
         self._mtmd.mtmd_log_set(log, ctypes.c_void_p(0))
         self._context: Any = None
@@ -86,7 +86,7 @@ class Encoder:
             self._nodes, self._stopped = 0, False
             if mtmd.mtmd_encode_chunk(self._context, tile):
                 return _FAILED, ""
-            if self._stopped or self._flag[0]:
+            if self._stopped or self._stopping():
                 return _STOPPED, ""
             ctypes.memmove(memory, mtmd.mtmd_get_output_embd(self._context), 4 * rows * row_width)
             return 0, ""
@@ -113,7 +113,7 @@ class Encoder:
         if ask:
             self._nodes += 1
             return self._stopped or self._nodes % _NODES_BETWEEN_LOOKS == 0
-        self._stopped = self._stopped or bool(self._flag[0])
+        self._stopped = self._stopped or self._stopping()
         return not self._stopped
 
 

@@ -25,11 +25,11 @@ class Positions:
         """
         self._times: list[list[int]] | None = [[] for _ in range(max_sequences)] if images else None
 
-    def add(self, sequences: Sequence[int], times: Sequence[int], n: int) -> None:
-        """Append the first n rows to their sequences."""
+    def add(self, sequences: Sequence[int], positions: Sequence[int]) -> None:
+        """Append rows with these positions to their sequences."""
         if self._times is not None:
-            for row in range(n):
-                self._times[sequences[row]].append(times[row])
+            for seq, position in zip(sequences, positions, strict=True):
+                self._times[seq].append(position)
 
     def end(self, seq: int, n: int) -> int:
         """Return the first position after the first n rows of a sequence."""

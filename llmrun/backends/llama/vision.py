@@ -43,13 +43,10 @@ def opened_projector(options: OpenOptions, file: GGUFFile) -> ProjectorFile | No
 class LlamaVision:
     """A Vision that runs libmtmd in the child process."""
 
-    def __init__(self, process: LlamaProcess, projector: ProjectorFile, path: str) -> None:
-        """Wrap the process, in which the text model is open.
-
-        path  the projector's file
-        """
+    def __init__(self, process: LlamaProcess, projector: ProjectorFile) -> None:
+        """Wrap the process, in which the text model is open."""
         self._process, self.projector = process, projector
-        self._file, self._path = Path(path).absolute(), shown(path, 300)
+        self._path = shown(str(projector.path), 300)
 
     def open(self, threads: int, gpu_bytes: int | None) -> None:
         """Load the projector. Raises ModelFileError, and BackendCrashed if the file crashes libmtmd.
@@ -59,7 +56,7 @@ class LlamaVision:
         answer = self._ask(
             "open_encoder",
             f"loading {self._path}",
-            path=str(self._file),
+            path=str(self.projector.path.absolute()),
             threads=threads,
             gpu_bytes=gpu_bytes,
             most_rows=self.projector.most_rows,

@@ -264,7 +264,7 @@ class LlamaWorker:
                 self._copy_outputs(wanted)
             for seq in self._sequences[:rows] if self._cache else ():
                 self._lengths[seq] += 1
-            self._positions.add(self._sequences, self._row_positions, rows)
+            self._positions.add(self._sequences[:rows], self._row_positions[:rows])
             return {"status": 0}
         for seq in sorted(set(self._sequences[:rows])):
             # llama.cpp has removed the positions of the failed rows, which earlier rows of an image share.
@@ -336,7 +336,7 @@ class LlamaWorker:
         self._lines.clear()
         free = [device["free"] for device in usable_gpus(self._llama._lib)] if gpu_bytes is not None else []
         use_gpu = gpu_bytes is not None and not self._has_servers and bool(free) and free[0] >= gpu_bytes
-        self._encoder = Encoder(self._llama, self._log, self._flag)
+        self._encoder = Encoder(self._llama, self._log, lambda: self._flag[0] != 0)
         facts = self._encoder.open(path, self._model, threads, use_gpu, most_rows)
         return {**facts, "log": self._log_lines()} if facts else self._failure("no reason given")
 
@@ -530,8 +530,9 @@ class LlamaWorker:
     def _keep(self, seq: int, n: int) -> int:
         """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
 
-        Images are removed as a whole in models with M-RoPE. Truncation is impossible if the model has a recurrent state, which cannot be rewound, or if a sliding window has
-        discarded tokens that are needed again. Most encoders have no cache at all, so their sequences are always empty.
+        In models with M-RoPE, images are removed as a whole. Truncation is impossible if the model has a recurrent
+        state, which cannot be rewound, or if a sliding window has discarded tokens that are needed again. Most encoders
+        have no cache at all, so their sequences are always empty.
         """
         if not self._cache:
             return 0

@@ -103,7 +103,7 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str, 
     settings.n_threads = settings.n_threads_batch = 1
     settings.n_outputs_max = ROWS
     context = llama.llama_init_from_model(loaded, settings)
-    encoder = Spy(llama, log, [0])
+    encoder = Spy(llama, log, lambda: False)
     assert encoder.open(projector, loaded, 1, False, int(most_rows))
     mtmd, tile = encoder._mtmd, np.load(image)
     data = tile.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
