@@ -11,8 +11,9 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -72,13 +73,16 @@ def models(soak: Soak) -> Iterator[Case]:
 
 
 class Worker:
-    """A process that runs thousands of models one after another, like a long session."""
+    """A process that runs thousands of models one after another, like a long session.
 
-    def __init__(self, folder: Path) -> None:
+    call  runs a case and returns its exit code and outcome, like `generate`
+    """
+
+    def __init__(self, folder: Path, call: Callable[[Path, str, int], tuple[int, str]] | None = None) -> None:
         self._errors = folder / "stderr"
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, str(self._errors)), daemon=False)
+        self._process = context.Process(target=_work, args=(theirs, str(self._errors), call or generate), daemon=False)
         self._process.start()
         theirs.close()
         if not self._ours.poll(_START_S):
@@ -109,7 +113,7 @@ class Worker:
         self._ours.close()
 
 
-def _work(requests: Connection, errors: str) -> None:
+def _work(requests: Connection, errors: str, call: Callable[[Path, str, int], tuple[int, str]]) -> None:
     """Run the requested cases in the worker. Whatever libraries print goes to a file."""
     if sys.platform != "win32":
         import resource
@@ -121,7 +125,7 @@ def _work(requests: Connection, errors: str) -> None:
     requests.send("ready")
     with contextlib.suppress(EOFError):
         while True:
-            requests.send(generate(*requests.recv()))
+            requests.send(call(*requests.recv()))
 
 
 # --- a case, in the worker
@@ -139,10 +143,15 @@ def generate(path: Path, backend: str, case: int) -> tuple[int, str]:
 
     Context, prompt, threads and sampling depend on the number of the case.
     """
+    return ended(path, partial(_answer, path, backend, case))
+
+
+def ended(path: Path, run: Callable[[], None]) -> tuple[int, str]:
+    """Return the exit code and the outcome of a case: "answered", or the error with FILE in place of the path."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # otherwise NumPy would print warnings on the user's terminal
-            _answer(path, backend, case)
+            run()
     except Exception as error:  # noqa: BLE001 - as the command's own main does
         message = message_for(error)
         told = message.exit_code not in ALLOWED or isinstance(error, BackendCrashed)
@@ -167,14 +176,19 @@ def _answer(path: Path, backend: str, case: int) -> None:
 
 
 def _open(path: Path, backend: str, options: OpenOptions) -> Engine:
-    """Open the model. llama.cpp uses the child process of the previous case, because starting one takes 0.1 s."""
+    """Open the model. llama.cpp keeps its child process from case to case, because starting one takes 0.1 s."""
     if backend == "cpu":
         return Engine.open(path, replace(options, backend="cpu"))
+    with open_gguf(path) as file:
+        return Engine(LlamaBackend(file, replace(options, gpu_layers=0), process=llama_process()))
+
+
+def llama_process() -> LlamaProcess:
+    """Return the child process of the previous case, or a new one if that process has ended."""
     if _llama_process()._child.ended():
         _llama_process().close()
         _llama_process.cache_clear()
-    with open_gguf(path) as file:
-        return Engine(LlamaBackend(file, replace(options, gpu_layers=0), process=_llama_process()))
+    return _llama_process()
 
 
 @functools.cache

@@ -25,6 +25,9 @@ PROFILES = {
     "hub": Profile("tests.soak.brief:hub", "the model store keeps its contents in any sequence of operations"),
     "images": Profile("tests.soak.images:images", "broken images end in pixels or one clear line, within the memory"),
     "models": Profile("tests.soak.models:models", "broken models end in an answer or an error, on both backends"),
+    "projectors": Profile(
+        "tests.soak.projectors:projectors", "broken projectors end in rows of embeddings or in an error of one line"
+    ),
     "ray": Profile("tests.soak.batch:ray", "a Ray cluster writes the bytes of one process, even if parts of it die"),
     "samplers": Profile("tests.soak.samplers.soak:samplers", "samplers keep the same candidates as libllama's"),
     "serve-cancel": Profile(

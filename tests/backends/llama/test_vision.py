@@ -268,6 +268,26 @@ def test_a_cancelled_prompt_leaves_a_usable_sequence(backend: LlamaBackend) -> N
     assert_close(backend.forward(part_of(batch, kept, wanted=1)).logits, expected)
 
 
+def test_stopping_inside_an_image_keeps_what_is_before(tmp_path: Path) -> None:
+    """llama.cpp then removes all rows with the image's position, including those of earlier passes."""
+    projector = tiny_projector(tmp_path, "qwen2vl_merger")
+    options = OpenOptions(context_size=2048, threads=1, gpu_layers=0, mmproj=str(projector))
+    with open_gguf(tiny_text_model(tmp_path, "qwen2vl_merger", layers=60)) as file:
+        backend = LlamaBackend(file, options)
+    vision = vision_of(backend)
+    image = encoded(backend, vision.projector.layout(900, 840))
+    batch = prompt_batch(vision.projector, [BEFORE, image, AFTER])
+    expected = backend.forward(batch).logits
+    backend.kv.free(0)
+    backend.forward(part_of(batch, 0, 100, wanted=0))
+    threading.Timer(0.15, backend.cancel).start()  # out of more than a second
+    with pytest.raises(Cancelled):
+        backend.forward(part_of(batch, 100))
+    assert backend.kv.truncate(0, 100) == len(BEFORE)
+    assert_close(backend.forward(part_of(batch, len(BEFORE))).logits, expected)
+    backend.close()
+
+
 @pytest.mark.parametrize("name", ["qwen2vl_merger", "gemma3"])
 def test_an_image_without_room_leaves_a_prefix(tmp_path: Path, name: str) -> None:
     """The cache fills up inside an image, of which llama.cpp has stored a part."""
