@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.llama import placement as module
-from llmrun.backends.llama.placement import ALL_LAYERS, decide_placement, footprint_on_llama, used_devices
+from llmrun.backends.llama.placement import (
+    ALL_LAYERS,
+    decide_placement,
+    footprint_on_llama,
+    layer_sizes,
+    rows_at_once,
+    used_devices,
+)
 from llmrun.backends.sizing import LARGEST_DEFAULT, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.vision.projector import ProjectorFile
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama
 
@@ -111,3 +120,69 @@ def test_without_devices_all_layers_must_fit_in_main_memory(tmp_path: Path, monk
     assert decided(path, monkeypatch, enough, asked, gpus=()) == (4096, ALL_LAYERS)
     with pytest.raises(DoesNotFit):
         decided(path, monkeypatch, enough - 1, asked, gpus=())
+
+
+ENCODER = 200 * MIB
+WORKING = 50 * MIB
+
+
+def projector(**fields: Any) -> ProjectorFile:
+    """Return a projector with a large encoder, whose activations need WORKING bytes."""
+    return cast(
+        ProjectorFile,
+        SimpleNamespace(
+            **{"is_causal": True, "most_rows": 1024, "weight_bytes": ENCODER, "working_bytes": lambda most: WORKING}
+            | fields
+        ),
+    )
+
+
+def placed(path: Path, asked: OpenOptions, free: int, *, encoder: ProjectorFile | None) -> tuple[int, int]:
+    tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
+    devices = [{"description": "GPU", "free": free, "total": 80 * GIB}]
+    with open_gguf(path) as file:
+        return decide_placement(asked, file, (), TRAINED, lambda: devices, encoder)
+
+
+def test_a_projector_needs_memory_in_addition_to_its_model(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    with open_gguf(path) as file:
+        alone, both, on_gpu = (
+            footprint_on_llama(file, cache=KVBytes(1), projector=found, encodes_on_gpu=gpu)
+            for found, gpu in [(None, False), (projector(), False), (projector(), True)]
+        )
+    assert both.weights - alone.weights == ENCODER
+    assert both.scratch - alone.scratch == WORKING
+    assert both.mapped == alone.mapped
+    assert on_gpu == alone
+
+
+def test_images_with_a_two_way_mask_need_larger_batches(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    large = projector(is_causal=False, most_rows=1120, weight_bytes=0, working_bytes=lambda most: 0)
+    assert [rows_at_once(each) for each in (None, projector(), large)] == [512, 512, 1120]
+    with open_gguf(path) as file:
+        usual, more = (footprint_on_llama(file, cache=KVBytes(1), projector=each).scratch for each in (None, large))
+        assert more == pytest.approx(usual * 1120 / 512)
+        assert layer_sizes(file, 4096, rows=1120).computing > layer_sizes(file, 4096).computing
+
+
+def test_the_encoder_takes_room_from_layers_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=AUTO)
+    monkeypatch.setattr(module, "free_memory", lambda: 64 * GIB)
+    _, without = placed(path, asked, 3 * GIB, encoder=None)
+    _, fewer = placed(path, asked, 3 * GIB, encoder=projector(weight_bytes=GIB))
+    assert 0 < fewer < without
+    # An encoder that would displace all layers runs on the CPU.
+    assert placed(path, asked, 3 * GIB, encoder=projector(weight_bytes=3 * GIB))[1] == without
+
+
+def test_an_encoder_on_the_cpu_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), gpu_layers=0)
+    tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
+    with open_gguf(path) as file:
+        enough = footprint_on_llama(file, cache=KVBytes(0)).pinned + GIB
+    monkeypatch.setattr(module, "free_memory", lambda: enough)
+    assert placed(path, asked, 0, encoder=projector()) == (512, 0)
+    with pytest.raises(DoesNotFit):
+        placed(path, asked, 0, encoder=projector(weight_bytes=2 * GIB))
