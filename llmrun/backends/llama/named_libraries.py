@@ -78,7 +78,10 @@ def checked_declarations(folder: str) -> Any:
 
 def checked_mtmd(folder: str) -> Any:
     """Import llama-cpp-python's declarations of libmtmd for the library in the folder, like `checked_declarations`."""
-    mtmd = _imported("mtmd", r"mtmd_\w+", folder)
+    try:
+        mtmd = _imported("mtmd", r"mtmd_\w+", folder)
+    except FileNotFoundError as error:
+        raise WrongLibrary("libmtmd, which reads images, is missing") from error
     structure, function, arguments, fields = _MTMD_STRUCTURE
     if why := _difference(getattr(mtmd, structure), mtmd._libmtmd, function, arguments, fields):
         raise WrongLibrary(f"{structure} has {why} in libmtmd")

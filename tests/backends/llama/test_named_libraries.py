@@ -17,6 +17,7 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
+from llama_cpp import mtmd_cpp
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama import named_libraries
@@ -27,12 +28,15 @@ from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_llama import other_library
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_models import tiny_model
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.prompts import tiles_of
 
 pytestmark = [
     pytest.mark.push,
     pytest.mark.skipif(sys.platform == "win32" or shutil.which("cc") is None, reason="no C compiler (cc)"),
 ]
 
+LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
 VARIABLE = "LLAMA_CPP_LIB_PATH"
 HINT = f"unset {VARIABLE}, or name libraries that match llama-cpp-python: see docs/gpus.md"
 # llama.cpp b11548 has a new field of 8 bytes between type_v and abort_callback.
@@ -135,6 +139,57 @@ def test_a_matching_library_runs_models(named: Path, tmp_path: Path, monkeypatch
     with closing(opened(path)) as backend:
         assert (backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits == logits).all()
         assert len({*keys, backend.kv.key}) == 3
+
+
+# A libmtmd whose parameters have a new field of 8 bytes after `warmup`
+OTHER_MTMD = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+typedef struct {{ char bytes[{size}]; }} Old;
+typedef struct {{ char bytes[{size} + 8]; }} New;
+New mtmd_context_params_default(void) {{
+    Old old = ((Old (*)(void))dlsym(RTLD_NEXT, "mtmd_context_params_default"))();
+    New new = {{{{0}}}};
+    memcpy(new.bytes, old.bytes, {at});
+    memcpy(new.bytes + {at} + 8, old.bytes + {at}, {size} - {at});
+    return new;
+}}
+"""
+
+
+def seen(folder: Path) -> tuple[int, int]:
+    """Encode an image with a tiny projector and return the shape of its rows."""
+    projector = tiny_projector(folder, "pixtral")
+    options = OpenOptions(context_size=64, threads=1, gpu_layers=0, mmproj=str(projector))
+    with open_gguf(tiny_text_model(folder, "pixtral")) as file, closing(LlamaBackend(file, options)) as backend:
+        assert backend.vision is not None
+        layout = backend.vision.projector.layout(60, 30)
+        rows, width = backend.vision.encode(tiles_of(layout), layout).shape
+        return rows, width
+
+
+def test_images_need_a_libmtmd_in_the_folder(named: Path, tmp_path: Path) -> None:
+    other_library(named, "int llama_nothing;")
+    with pytest.raises(LlmrunError) as caught:
+        seen(tmp_path)
+    assert str(caught.value).endswith(": libmtmd, which reads images, is missing")
+    assert caught.value.hint == HINT
+
+
+def test_a_matching_libmtmd_encodes_images(named: Path, tmp_path: Path) -> None:
+    other_library(named, "int llama_nothing;")
+    (named / "libmtmd.so").symlink_to(LIBRARIES / "libmtmd.so")
+    assert seen(tmp_path) == (6 + 2 - 1, 96)
+
+
+def test_a_libmtmd_with_a_new_field_is_refused(named: Path, tmp_path: Path) -> None:
+    other_library(named, "int llama_nothing;")
+    structure = mtmd_cpp.mtmd_context_params
+    source = OTHER_MTMD.format(size=ctypes.sizeof(structure), at=structure.image_min_tokens.offset)
+    other_library(named, source, name="mtmd")
+    with pytest.raises(LlmrunError, match=r": mtmd_context_params has (\d+ bytes instead|another layout)"):
+        seen(tmp_path)
 
 
 def test_backends_in_separate_files_are_loaded(named: Path) -> None:

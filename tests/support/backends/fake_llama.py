@@ -44,15 +44,15 @@ def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = ""
     return folder
 
 
-def other_library(folder: Path, source: str, *, has_the_rest: bool = True) -> Path:
-    """Compile C source to a libllama.so and return its folder, which exists already.
+def other_library(folder: Path, source: str, *, has_the_rest: bool = True, name: str = "llama") -> Path:
+    """Compile C source to a libllama.so, or a library of another name, and return its folder, which exists already.
 
     has_the_rest  whether the functions that the source does not define are those of the installed library
     """
-    (folder / "llama.c").write_text(source)
+    (folder / f"{name}.c").write_text(source)
     real = _installed() / "lib"
-    rest = [f"-L{real}", "-Wl,--no-as-needed", "-lllama", f"-Wl,-rpath,{real}"] if has_the_rest else []
-    command = ["cc", "-shared", "-fPIC", "-o", "libllama.so", "llama.c", *rest]
+    rest = [f"-L{real}", "-Wl,--no-as-needed", f"-l{name}", f"-Wl,-rpath,{real}"] if has_the_rest else []
+    command = ["cc", "-shared", "-fPIC", "-o", f"lib{name}.so", f"{name}.c", *rest]
     subprocess.run(command, check=True, cwd=folder)
     return folder
 
