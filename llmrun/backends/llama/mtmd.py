@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llmrun.backends.llama.probe import LIBRARY_FOLDER
@@ -33,9 +34,10 @@ class Encoder:
         stopping  returns whether the encoder should stop
         """
         self._llama, self._stopping = llama, stopping
-        self._mtmd = _declarations(llama)
+        self._mtmd = _declarations()
         self._mtmd.mtmd_log_set(log, ctypes.c_void_p(0))
         self._context: Any = None
+        self._open_on_cpu: Callable[[], dict[str, Any]] | None = None  # for encoders on a GPU
         self._nodes = 0
         self._stopped = False
         self._callback = llama.ggml_backend_sched_eval_callback(self._watch)  # kept alive while libmtmd may call it
@@ -45,6 +47,7 @@ class Encoder:
 
         most_rows  the most rows of a tile
         """
+        self._open_on_cpu = partial(self.open, path, model, threads, False, most_rows) if use_gpu else None
         parameters = self._mtmd.mtmd_context_params_default()
         parameters.use_gpu = use_gpu
         parameters.n_threads = threads
@@ -84,7 +87,7 @@ class Encoder:
             if found != rows:
                 return _FAILED, f"a tile of {width}x{height} pixels has {found} rows, expected {rows}"
             self._nodes, self._stopped = 0, False
-            if mtmd.mtmd_encode_chunk(self._context, tile):
+            if mtmd.mtmd_encode_chunk(self._context, tile) and not self._encodes_on_cpu(tile):
                 return _FAILED, ""
             if self._stopped or self._stopping():
                 return _STOPPED, ""
@@ -93,6 +96,16 @@ class Encoder:
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
             mtmd.mtmd_bitmap_free(bitmap)
+
+    def _encodes_on_cpu(self, tile: Any) -> bool:
+        """Move the encoder from the GPU to the CPU, and encode a tile there. Returns False if that is impossible.
+
+        The work buffers grow with the tile, so the GPU's memory may be too small only for later tiles.
+        """
+        if self._open_on_cpu is None:
+            return False
+        self.close()
+        return bool(self._open_on_cpu()) and not self._mtmd.mtmd_encode_chunk(self._context, tile)
 
     def _tile(self, chunks: Any) -> tuple[Any, int]:
         """Return the chunk of the tile and its number of rows.
@@ -117,8 +130,8 @@ class Encoder:
         return not self._stopped
 
 
-def _declarations(llama: Any) -> Any:
-    """Import llama-cpp-python's declarations of libmtmd, for the libraries of the imported llama.cpp.
+def _declarations() -> Any:
+    """Import llama-cpp-python's declarations of libmtmd, which belong to the imported llama.cpp.
 
     Raises WrongLibrary if LLAMA_CPP_LIB_PATH names libraries that do not match the declarations.
     """
