@@ -25,6 +25,7 @@ SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "chat": (20, 12, ("kills with -9 and --continue", "interrupt")),
     "downloads": (0, 20, ("cut", "killed")),
     "models": (0, 250, ("0 answered", "3 BadGGUF", "3 ModelFileError")),
+    "projectors": (0, 400, ("0 answered", "3 BadGGUF", "3 UnsupportedModel")),
     "serve-cancel": (0, 8, ()),
     "serve-hostile": (0, 1, ("hostile body", "status 200")),
     "serve-kill": (0, 2, ("requests that saw 1 kills",)),
@@ -43,6 +44,12 @@ def test_a_short_run_breaks_no_promise(name: str) -> None:
     assert result.broken == []
     assert result.cases == count
     assert [outcome for outcome in outcomes if not result.counts[outcome]] == []
+
+
+def test_broken_projectors_end_in_rows_or_errors() -> None:
+    result = run_profile("projectors", count=50)
+    assert result.broken == []
+    assert 0 < result.counts["0 answered"] < 50
 
 
 # In this order, the models have windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.

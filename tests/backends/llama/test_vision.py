@@ -32,7 +32,7 @@ BEFORE, AFTER = [5, 6, 7, 8], [9, 10, 11]
 SMALL: dict[str, dict[str, Any]] = {
     "gemma3": {"image_size": 112},
     "internvl": {"image_size": 112},
-    "idefics3": {"image_size": 128},
+    "idefics3": {"image_size": 128, "keys": {"preproc_image_size": 512}},
 }
 
 
@@ -90,10 +90,10 @@ def test_pixels_rows_and_logits_are_libmtmds(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_PROJECTORS)
 def test_an_image_has_the_rows_that_its_layout_promises(tmp_path: Path, name: str) -> None:
-    limits = {} if name in SMALL or "gemma4" in name or name == "lfm2" else {"image_max_tokens": 80}
+    limits = {} if name in SMALL or name == "lfm2" else {"image_max_tokens": 80}
     backend = open_vision(tmp_path, name, **limits)
     vision = vision_of(backend)
-    for width, height in [(1, 1), (1, 3000), (3000, 1), (33, 35), (64, 64), (640, 480), (481, 1999), (6000, 4000)]:
+    for width, height in [(1, 1), (1, 3000), (3000, 1), (33, 35), (481, 1999), (6000, 4000)]:
         if vision.projector.uses_mrope and max(width, height) > 200 * min(width, height):
             with pytest.raises(UsageError, match="too narrow"):
                 vision.projector.layout(width, height)
@@ -109,7 +109,7 @@ def test_an_image_has_the_rows_that_its_layout_promises(tmp_path: Path, name: st
 def test_rows_have_the_order_of_their_pieces(tmp_path: Path, name: str) -> None:
     backend = open_vision(tmp_path, name)
     vision = vision_of(backend)
-    layout = vision.projector.layout(900, 700)
+    layout = vision.projector.layout(900, 600)
     pieces, tiles = [piece for piece in layout.pieces if isinstance(piece, Rows)], tiles_of(layout)
     assert len(pieces) == len(tiles) > 2
     rows, start = vision.encode(tiles, layout), 0
@@ -268,19 +268,20 @@ def test_a_cancelled_prompt_leaves_a_usable_sequence(backend: LlamaBackend) -> N
     assert_close(backend.forward(part_of(batch, kept, wanted=1)).logits, expected)
 
 
+@pytest.mark.night
 def test_stopping_inside_an_image_keeps_what_is_before(tmp_path: Path) -> None:
     """llama.cpp then removes all rows with the image's position, including those of earlier passes."""
     projector = tiny_projector(tmp_path, "qwen2vl_merger")
     options = OpenOptions(context_size=2048, threads=1, gpu_layers=0, mmproj=str(projector))
-    with open_gguf(tiny_text_model(tmp_path, "qwen2vl_merger", layers=60)) as file:
+    with open_gguf(tiny_text_model(tmp_path, "qwen2vl_merger", layers=40)) as file:
         backend = LlamaBackend(file, options)
     vision = vision_of(backend)
-    image = encoded(backend, vision.projector.layout(900, 840))
+    image = encoded(backend, vision.projector.layout(800, 700))
     batch = prompt_batch(vision.projector, [BEFORE, image, AFTER])
     expected = backend.forward(batch).logits
     backend.kv.free(0)
     backend.forward(part_of(batch, 0, 100, wanted=0))
-    threading.Timer(0.15, backend.cancel).start()  # out of more than a second
+    threading.Timer(0.1, backend.cancel).start()  # out of half a second
     with pytest.raises(Cancelled):
         backend.forward(part_of(batch, 100))
     assert backend.kv.truncate(0, 100) == len(BEFORE)
