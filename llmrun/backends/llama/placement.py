@@ -63,6 +63,7 @@ ALL_LAYERS = -1  # the value that means all layers where a number of layers is e
 
 _MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
 _ROWS = 512  # rows that llama.cpp computes in one batch
+_USUAL_IMAGE = 1120  # rows; only requests for high detail make larger tiles, which few families have
 _CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this number
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
@@ -125,8 +126,8 @@ def rows_at_once(projector: ProjectorFile | None) -> int:
 
 
 def encoder_bytes(projector: ProjectorFile) -> int:
-    """Return the memory that an encoder of images needs, with its work buffers."""
-    return projector.weight_bytes + projector.working_bytes(projector.most_rows)
+    """Return the memory that an encoder of images needs, with its work buffers for images of the usual detail."""
+    return projector.weight_bytes + projector.working_bytes(min(projector.most_rows, _USUAL_IMAGE))
 
 
 def beside_encoder(free: Sequence[int], projector: ProjectorFile | None) -> list[int]:

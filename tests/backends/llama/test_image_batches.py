@@ -25,7 +25,10 @@ SEQUENCES = st.lists(st.lists(st.integers(-4, 4).filter(bool), max_size=4), min_
 
 def batch_of(sequences: list[list[int]], *, whole: bool) -> Batch:
     """Return a batch in which sequences with these runs of rows follow each other."""
-    tokens, seq, pos, ahead = [], [], [], []
+    tokens: list[int] = []
+    seq: list[int] = []
+    pos: list[int] = []
+    ahead: list[int] = []
     for number, runs in enumerate(sequences):
         start = len(tokens)
         for run in runs:
@@ -35,8 +38,10 @@ def batch_of(sequences: list[list[int]], *, whole: bool) -> Batch:
         pos += range(len(tokens) - start)
     count = tokens.count(IMAGE_ROW)
     return Batch(
-        *(np.array(column, np.int32) for column in (tokens, seq, pos)),
-        want=np.zeros(len(tokens), np.uint8),
+        np.array(tokens, np.int32),
+        np.array(seq, np.int32),
+        np.array(pos, np.int32),
+        np.zeros(len(tokens), np.uint8),
         embeds=np.zeros((count, 2), np.float32) if count else None,
         ahead=np.array(ahead, np.int32) if whole else None,
     )
