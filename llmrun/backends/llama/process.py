@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _WORKER = "backends.llama.worker"
 LIBRARY_FOLDER = "LLAMA_CPP_LIB_PATH"  # as in probe.py, which imports this module
 _KEPT_BYTES = 64 << 10  # bytes to keep from the end of stderr, which contains the reason for a crash
+CPU_ADVICE = "try the CPU engine, which may support this model: --backend cpu"
 _EXIT_S = 5.0  # seconds to wait for the process to exit
 _STOP_S = 20.0  # seconds to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _LOOK_MS = 500  # interval between checks of the stop flag while RPC servers compute
@@ -235,7 +236,7 @@ class LlamaProcess:
         problem = gpu_error(self.last_words)
         reason = problem.cause or (reasons[-1].strip() if reasons else "")
         why = f": {shown(reason, 200)}" if reason else ""
-        advice = named_library_advice() or "try the CPU engine, which may support this model: --backend cpu"
+        advice = named_library_advice() or CPU_ADVICE
         return BackendCrashed(
             f"llama.cpp died while {doing}: {commands.ending(self._child.status)}{why}", hint=problem.advice or advice
         )

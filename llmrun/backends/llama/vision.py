@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrun.backends.llama.messages import CAUSAL_IMAGES, TOKENS, WHOLE_IMAGE
+from llmrun.backends.llama.process import CPU_ADVICE
 from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, ModelFileError, shown
 from llmrun.base.types import HIDDEN, IMAGE_ROW
 from llmrun.model.vision.layout import Rows
@@ -41,7 +42,12 @@ def opened_projector(options: OpenOptions, file: GGUFFile) -> ProjectorFile | No
 
 
 class LlamaVision:
-    """A Vision that runs libmtmd in the child process."""
+    """A Vision that runs libmtmd in the child process.
+
+    on_gpu  whether the encoder was opened on a GPU; it may have moved to the CPU since then
+    """
+
+    on_gpu = False
 
     def __init__(self, process: LlamaProcess, projector: ProjectorFile) -> None:
         """Wrap the process, in which the text model is open."""
@@ -72,6 +78,7 @@ class LlamaVision:
                 raise ModelFileError(
                     f"llama.cpp reads this projector differently: {self._path}: {name} is {answer[name]}, not {value}"
                 )
+        self.on_gpu = answer["on_gpu"]
 
     def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
         """Return the embeddings of an image, as specified by Vision.encode."""
@@ -111,7 +118,7 @@ class LlamaVision:
         try:
             return self._process.ask(operation, doing, **fields)
         except BackendCrashed as error:
-            raise BackendCrashed(str(error), hint=_WITHOUT) from error
+            raise BackendCrashed(str(error), hint=_WITHOUT if error.hint == CPU_ADVICE else error.hint) from error
 
 
 def image_groups(batch: Batch, most_rows: int) -> Iterator[tuple[int, NDArray[np.intp]]]:

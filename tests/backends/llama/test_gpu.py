@@ -6,13 +6,16 @@ llama.cpp can present one GPU as two devices, so dividing layers is tested on ma
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.fitting import Resources, fit_of
+from llmrun.backends.llama import backend as backend_module
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.placement import layer_sizes
+from llmrun.backends.llama.placement import ALL_LAYERS, layer_sizes
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, DoesNotFit
 from llmrun.base.machine.gpus import gpus, nvidia_cards
@@ -31,6 +34,7 @@ from tests.support.backends.gpu_contract import (
 from tests.support.backends.offloading import open_llama
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.downloads import smollm2
+from tests.support.vision.opened import encoded, open_vision, vision_of
 
 pytestmark = pytest.mark.gpu
 
@@ -75,6 +79,21 @@ def test_llama_cpp_and_the_driver_agree_on_the_memory() -> None:
 def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert probe.gpus() == Gpus((), "llama.cpp found no GPU: the variable CUDA_VISIBLE_DEVICES is ''")
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_encoded_on_the_gpu_if_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for needed, layers, on_gpu in [(0, ALL_LAYERS, True), (1 << 50, ALL_LAYERS, False), (0, 0, False)]:
+        monkeypatch.setattr(backend_module, "encoder_bytes", lambda projector, needed=needed: needed)
+        backend = open_vision(tmp_path, "gemma3", gpu_layers=layers)
+        assert vision_of(backend).on_gpu == on_gpu
+        rows.append(encoded(backend, vision_of(backend).projector.layout(300, 200)).rows)
+        backend.close()
+    np.testing.assert_array_equal(rows[1], rows[2])
+    np.testing.assert_allclose(rows[0], rows[2], rtol=0, atol=0.02 * float(np.ptp(rows[2])))
 
 
 # --- the tests of all GPUs --------------------------------------------------------------------------------------------

@@ -18,43 +18,17 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.vision import LlamaVision
 from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError, ModelFileError, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.layout import ImageLayout, Rows
 from tests.support.vision.mtmd_oracle import seen_by_libmtmd
+from tests.support.vision.opened import SMALL, encoded, open_vision, vision_of
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
-from tests.support.vision.prompts import Image, one_tile, part_of, picture, prompt_batch, tiles_of
+from tests.support.vision.prompts import Image, part_of, picture, prompt_batch, tiles_of
 
 pytestmark = pytest.mark.push
 
 BEFORE, AFTER = [5, 6, 7, 8], [9, 10, 11]
-SMALL: dict[str, dict[str, Any]] = {
-    "gemma3": {"image_size": 112},
-    "internvl": {"image_size": 112},
-    "idefics3": {"image_size": 128, "keys": {"preproc_image_size": 512}},
-}
-
-
-def open_vision(folder: Path, name: str, **options: Any) -> LlamaBackend:
-    """Open a tiny text model with its projector, which has a small fixed size if its family has one."""
-    projector = tiny_projector(folder, name, **SMALL.get(name, {}))
-    settings = OpenOptions(context_size=2048, threads=1, gpu_layers=0, mmproj=str(projector))
-    with open_gguf(tiny_text_model(folder, name)) as file:
-        return LlamaBackend(file, replace(settings, **options))
-
-
-def vision_of(backend: LlamaBackend) -> LlamaVision:
-    assert isinstance(backend.vision, LlamaVision)
-    return backend.vision
-
-
-def encoded(backend: LlamaBackend, layout: ImageLayout, seed: int = 0) -> Image:
-    """Return the first tile of a layout, encoded."""
-    vision, first = vision_of(backend), one_tile(layout)
-    (piece,) = first.pieces
-    assert isinstance(piece, Rows)
-    return Image(piece, vision.encode(tiles_of(first, seed)[:1], first))
 
 
 def logits(backend: LlamaBackend, parts: list[list[int] | Image], **options: Any) -> np.ndarray[Any, Any]:
