@@ -338,7 +338,7 @@ class LlamaWorker:
         use_gpu = gpu_bytes is not None and not self._has_servers and bool(free) and free[0] >= gpu_bytes
         self._encoder = Encoder(self._llama, self._log, lambda: self._flag[0] != 0)
         facts = self._encoder.open(path, self._model, threads, use_gpu, most_rows)
-        return {**facts, "log": self._log_lines()} if facts else self._failure("no reason given")
+        return facts or self._failure("no reason given")
 
     def do_encode(self, memory: str, n_bytes: int, width: int, height: int, rows: int) -> dict[str, Any]:
         """Replace the pixels of a tile in the memory, uint8[height, width, 3], with its rows, float32[rows, row width].
