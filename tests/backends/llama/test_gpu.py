@@ -84,7 +84,7 @@ def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_images_are_encoded_on_the_gpu_if_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_encoded_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     for needed, layers, on_gpu in [(0, ALL_LAYERS, True), (1 << 50, ALL_LAYERS, False), (0, 0, False)]:
         monkeypatch.setattr(backend_module, "encoder_bytes", lambda projector, needed=needed: needed)

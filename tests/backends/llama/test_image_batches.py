@@ -48,7 +48,7 @@ def batch_of(sequences: list[list[int]], *, whole: bool) -> Batch:
 
 
 @given(SEQUENCES, st.booleans())
-def test_every_row_runs_once_in_the_order_of_its_sequence(sequences: list[list[int]], whole: bool) -> None:
+def test_every_row_runs_once_and_in_order(sequences: list[list[int]], whole: bool) -> None:
     batch = batch_of(sequences, whole=whole)
     reached = dict.fromkeys(range(len(sequences)), 0)
     for kind, rows in image_groups(batch, 10):
@@ -104,7 +104,7 @@ def test_rows_of_images_are_checked(whole: bool) -> None:
         check(replace(batch_of([[3]], whole=whole), embeds=np.zeros((0, WIDTH), np.float32)))
 
 
-def test_rows_can_attend_only_to_later_rows_of_their_image() -> None:
+def test_rows_attend_only_within_their_image() -> None:
     batch = batch_of([[3, -2, 1], [2, -4]], whole=True)
     assert batch.ahead is not None
     for row, value in [(2, 1), (3, 2), (3, -1), (4, 1), (5, 1), (8, 2), (8, 4), (10, 0), (11, 1)]:

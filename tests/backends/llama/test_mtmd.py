@@ -76,7 +76,7 @@ def encode(encoder: Encoder) -> tuple[tuple[int, str], list[float]]:
     return status, list((ctypes.c_float * (ROWS * WIDTH)).from_buffer(memory))
 
 
-def test_an_encoder_without_room_on_the_gpu_moves_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     library = StandIn(False, True)
     encoder = encoder_with(library, monkeypatch, use_gpu=True)
     for _ in range(2):

@@ -144,7 +144,7 @@ def placed(path: Path, asked: OpenOptions, free: int, *, encoder: ProjectorFile 
         return decide_placement(asked, file, (), TRAINED, lambda: devices, encoder)
 
 
-def test_a_projector_needs_memory_in_addition_to_its_model(tmp_path: Path) -> None:
+def test_projectors_need_memory_besides_their_models(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     with open_gguf(path) as file:
         alone, both, on_gpu = (
@@ -157,7 +157,7 @@ def test_a_projector_needs_memory_in_addition_to_its_model(tmp_path: Path) -> No
     assert on_gpu == alone
 
 
-def test_images_with_a_two_way_mask_need_larger_batches(tmp_path: Path) -> None:
+def test_two_way_masks_need_larger_batches(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     large = projector(is_causal=False, most_rows=1120, weight_bytes=0, working_bytes=lambda most: 0)
     assert [rows_at_once(each) for each in (None, projector(), large)] == [512, 512, 1120]
@@ -167,7 +167,7 @@ def test_images_with_a_two_way_mask_need_larger_batches(tmp_path: Path) -> None:
         assert layer_sizes(file, 4096, rows=1120).computing > layer_sizes(file, 4096).computing
 
 
-def test_the_encoder_takes_room_from_layers_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_take_room_from_gpu_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=AUTO)
     monkeypatch.setattr(module, "free_memory", lambda: 64 * GIB)
     _, without = placed(path, asked, 3 * GIB, encoder=None)
@@ -177,7 +177,7 @@ def test_the_encoder_takes_room_from_layers_on_the_gpu(tmp_path: Path, monkeypat
     assert placed(path, asked, 3 * GIB, encoder=projector(weight_bytes=3 * GIB))[1] == without
 
 
-def test_an_encoder_on_the_cpu_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = tmp_path / "tiny.gguf", replace(placement(), gpu_layers=0)
     tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
     with open_gguf(path) as file:

@@ -63,7 +63,7 @@ def test_pixels_rows_and_logits_are_libmtmds(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_PROJECTORS)
-def test_an_image_has_the_rows_that_its_layout_promises(tmp_path: Path, name: str) -> None:
+def test_images_have_the_promised_rows(tmp_path: Path, name: str) -> None:
     limits = {} if name in SMALL or name == "lfm2" else {"image_max_tokens": 80}
     backend = open_vision(tmp_path, name, **limits)
     vision = vision_of(backend)
