@@ -29,8 +29,8 @@ class Encoder:
     def __init__(self, llama: Any, log: Any, stopping: Callable[[], bool]) -> None:
         """Load libmtmd.
 
-        llama  llama-cpp-python's declarations of llama.cpp
-        log    the callback that takes llama.cpp's log, which the caller keeps alive
+        llama     llama-cpp-python's declarations of llama.cpp
+        log       the callback that takes llama.cpp's log, which the caller keeps alive
         stopping  returns whether the encoder should stop
         """
         self._llama, self._stopping = llama, stopping

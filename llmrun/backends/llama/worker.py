@@ -181,10 +181,10 @@ class LlamaWorker:
     ) -> dict[str, Any]:
         """Load a model and create a context. If loading fails, the answer's `failed` is llama.cpp's error message.
 
-        encodes    whether the model has no causal mask, so that a pass must contain all rows of a sequence
-        row_width  numbers per row of an image, or 0 if the model will read no images
-        batch_rows  rows that llama.cpp computes at a time
-        ranks      whether the hidden state of a sequence's last row in a pass is the output of the classification head
+        encodes  whether the model has no causal mask, so that a pass must contain all rows of a sequence
+        ranks    whether the hidden state of a sequence's last row in a pass is the output of the classification head
+        row_width   numbers per row of an image, or 0 if the model reads no images
+        batch_rows  the most rows that llama.cpp computes at a time
         """
         self.do_close()
         self._lines.clear()
