@@ -92,7 +92,7 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str, 
                     pixels.append(np.ctypeslib.as_array(numbers).reshape(source.ne[2], source.ne[1], -1).copy())
             return True
 
-    log = llama.llama_log_callback(lambda level, text, data: sys.stderr.write(text.decode(errors="replace")) and None)
+    log = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(log, None)
     llama.llama_backend_init()
     parameters = llama.llama_model_default_params()
@@ -127,7 +127,6 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str, 
     _decode(llama, context, after, end.value)
     vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(loaded))
     logits = np.ctypeslib.as_array(llama.llama_get_logits(context), (len(after), vocabulary)).copy()
-    # llama-cpp-python declares the pixels of Gemma 4 as nodes of the graph, so their scaled form is the input.
     np.savez(results, pixels=pixels[0], rows=rows, logits=logits, end=end.value)
 
 
