@@ -37,6 +37,21 @@ _WITH_WINDOWS: Final = "qwen2.5vl_merger"
 # and 256 to 1639 rows, libmtmd needed 0.6 to 1.0 times as much memory as `working_bytes` says.
 _ACTIVATIONS: Final = 6
 
+# libmtmd aborts if one of these keys has another type. The names of counts follow "clip.vision.".
+_COUNTS: Final = (
+    "image_size patch_size embedding_length feed_forward_length block_count projection_dim attention.head_count "
+    "attention.head_count_kv attention.head_dim projector.scale_factor spatial_merge_size n_wa_pattern "
+    "preproc_image_size preproc_min_tiles preproc_max_tiles image_min_pixels image_max_pixels"
+)
+_KEY_TYPES: Final = {
+    **{f"clip.vision.{name}": "u32" for name in _COUNTS.split()},
+    "clip.vision.attention.layer_norm_epsilon": "f32",
+    "clip.vision.image_mean": "arr[f32]",
+    "clip.vision.image_std": "arr[f32]",
+    **{f"clip.{name}": "bool" for name in ["has_vision_encoder", "has_audio_encoder", "use_gelu", "use_silu"]},
+    **dict.fromkeys(("general.name", "general.description", *_TYPE_KEYS), "str"),
+}
+
 # Limits that libmtmd checks, too
 _MOST_SIDE, _MOST_MERGE, _MOST_LAYERS = 8192, 16, 512
 
@@ -227,7 +242,10 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
 
 
 def _check_numbers(file: GGUFFile) -> None:
-    """Check the other keys that libmtmd needs, although it does not use all of them."""
+    """Check the types of the keys that libmtmd reads, and the values of those that it needs but does not always use."""
+    for key, wanted in _KEY_TYPES.items():
+        if (found := file.types.get(key, wanted)) != wanted:
+            raise file.bad(key, f"must be {wanted}, not {found}")
     for name in ("feed_forward_length", "projection_dim"):
         _integer(file, name, 0)
     key = "clip.vision.attention.layer_norm_epsilon"
