@@ -156,6 +156,7 @@ class Answering(Protocol):
     template  the chat template; None if the model has none, or if the server applies its own
     thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
     tools     the model's support for tool calls; None for remote models
+    sees_images   True if the model can read images now. Servers refuse images that their models cannot read
     saves_blocks  True if saving a longer version of a sequence adds only new parts; False for remote models
     """
 
@@ -175,6 +176,9 @@ class Answering(Protocol):
 
     @property
     def takes_chats(self) -> bool: ...
+
+    @property
+    def sees_images(self) -> bool: ...
 
     @property
     def saves_blocks(self) -> bool: ...

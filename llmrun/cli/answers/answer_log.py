@@ -112,25 +112,26 @@ def answer_log() -> AnswerLog:
     return AnswerLog(data_folder("logs") / "answers.jsonl")
 
 
-def logger(preset: str | None) -> Callable[[AnsweredRequest], None]:
+def logger(preset: str | None, images: Mapping[str, str]) -> Callable[[AnsweredRequest], None]:
     """Return a function that logs a finished answer.
 
     If logging fails, the function only prints a note, because the user already has the answer.
 
     preset  the name of the preset in use, or None
+    images  the names of the images in the prompt by SHA-256; the images themselves are not logged
     """
 
     def log(done: AnsweredRequest) -> None:
         found = answer_log()
         try:
-            found.append(entry_of(done, preset))
+            found.append(entry_of(done, preset, images))
         except OSError as error:
             out.note(f"this answer was not logged: {found.path}: {error.strerror or error}")
 
     return log
 
 
-def entry_of(done: AnsweredRequest, preset: str | None) -> dict[str, Any]:
+def entry_of(done: AnsweredRequest, preset: str | None, images: Mapping[str, str]) -> dict[str, Any]:
     """Return the log entry for an answer.
 
     The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
@@ -149,6 +150,7 @@ def entry_of(done: AnsweredRequest, preset: str | None) -> dict[str, Any]:
         "system": None if system is None else hidden(system),
         "prompt": hidden(prompt),
         "suffix": None if after is None else hidden(after),
+        "images": [{"name": hidden(name), "sha256": sha256} for sha256, name in images.items()] or None,
         "answer": hidden(done.text),
         "reasoning": hidden(done.reasoning) or None,
         "finish_reason": str(done.finished.reason),
@@ -167,7 +169,8 @@ def _asked(done: AnsweredRequest) -> tuple[str | None, str]:
     prompt = done.request.prompt
     if isinstance(prompt, ChatPrompt):
         texts = {message["role"]: message["content"] for message in prompt.messages}
-        return texts.get("system"), texts["user"]
+        asked = texts["user"]  # a text, or images followed by a text
+        return texts.get("system"), asked if isinstance(asked, str) else asked[-1]["text"]
     if isinstance(prompt, FillPrompt):
         return None, prompt.prefix
     assert isinstance(prompt, TextPrompt), "the command line asks in text"

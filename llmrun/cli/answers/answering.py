@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -55,7 +56,7 @@ from llmrun.engine.requests import (
     ToolCall,
     ToolCallDelta,
 )
-from llmrun.options.settings import Settings, default_sampling, is_set, model_named
+from llmrun.options.settings import MMPROJ_OFF, Settings, default_sampling, is_set, model_named
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
     from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.model.vision.layout import Projector
     from llmrun.options.sampling_params import SamplingParams
     from llmrun.serving.background.engine import BackgroundEngine
 
@@ -99,7 +101,8 @@ class OpenModel:
     """An open engine and the model's display name, which is taken from the catalogue, the file or the server.
 
     `default_sampling` has no seed yet. `thinking_tags` are the model's tags in the catalogue, if any.
-    `preset` is the name of the preset that the user named, or "".
+    `preset` is the name of the preset that the user named, or "". `projector` returns the model's projector, or None if
+    the model has none or runs on a server; the first call may have to read the projector's header.
     """
 
     engine: Answering
@@ -107,6 +110,7 @@ class OpenModel:
     default_sampling: SamplingParams
     thinking_tags: Sequence[str] | None = None
     preset: str = ""
+    projector: Callable[[], Projector | None] = lambda: None
 
     @property
     def title(self) -> str:
@@ -151,6 +155,7 @@ def open_model(
     max_sequences: int = 1,
     will_constrain: bool = False,
     saves_state: bool = False,
+    images: bool = False,
     watch: Callable[[Backend], Backend] = unwatched,
 ) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it, or join a background engine that has it open.
@@ -162,6 +167,7 @@ def open_model(
     max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
     will_constrain, watch  the arguments of Engine.open
     saves_state  the field of OpenOptions
+    images     whether the model must read images. Such a run uses no background engine, which runs on the CPU engine
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as remote:
@@ -171,11 +177,16 @@ def open_model(
 
         def open_here() -> OpenModel:
             return held.enter_context(
-                _open_here(settings, chat_template, will_chat, max_sequences, will_constrain, saves_state, watch)
+                _open_here(
+                    settings, chat_template, will_chat, max_sequences, will_constrain, saves_state, images, watch
+                )
             )
 
         opened: OpenModel | None = None
-        if settings.warm and watch is unwatched and not is_stand_in(settings.backend):
+        images = images or settings.mmproj not in (None, MMPROJ_OFF)
+        if images:
+            out.detail("warm       no: only the CPU engine runs in the background, and it cannot read images yet")
+        elif settings.warm and watch is unwatched and not is_stand_in(settings.backend):
             opened = _joined(held, settings, chat_template, open_here)
         opened = opened or open_here()
         engine = opened.engine
@@ -207,7 +218,22 @@ def _joined(
     tell_of_too_many_threads(settings)
     _tell_of_unused_gpu_flags(settings)
     _describe(engine, settings.draft_model)
-    return OpenModel(engine, facts.name, facts.default_sampling, facts.thinking_tags, _preset_name(settings))
+    sampling, tags = facts.default_sampling, facts.thinking_tags
+    projector = cache(lambda: _projector(Path(engine.info.path), settings))
+    return OpenModel(engine, facts.name, sampling, tags, _preset_name(settings), projector)
+
+
+def _projector(model: Path, settings: Settings) -> Projector | None:
+    """Read the header of a model's projector. Returns None if there is no projector, or if the header is not valid."""
+    from llmrun.hub.local.projectors import projector_for
+    from llmrun.model.vision.projector import read_projector
+
+    try:
+        path = projector_for(model, settings.mmproj)
+        least, most = settings.image_min_tokens, settings.image_max_tokens
+        return None if path is None else read_projector(path, least=least, most=most)
+    except LlmrunError:  # opening the model with the projector will report the error
+        return None
 
 
 @contextmanager
@@ -218,6 +244,7 @@ def _open_here(
     max_sequences: int,
     will_constrain: bool,
     saves_state: bool,
+    images: bool,
     watch: Callable[[Backend], Backend],
 ) -> Iterator[OpenModel]:
     """Open the model in this process. `open_model` describes the arguments."""
@@ -228,7 +255,7 @@ def _open_here(
         held.callback(templates.close)
         if will_chat:
             templates.start()
-        files = held.enter_context(model_files(settings))
+        files = held.enter_context(model_files(settings, images=images))
         from llmrun.engine.engine import Engine
 
         found = files.found
@@ -268,18 +295,23 @@ def _open_here(
             tell_of_start(engine.info, files.loading.began)
         recommended = found.entry.sampling if found.entry else None
         sampling = default_sampling(engine.info.metadata, recommended)
-        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
+        encoder = engine.image_encoder
+        projector = cache(lambda: _projector(found.path, settings) if encoder is None else encoder.projector)
+        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings), projector)
         if engine.draft_error:  # drafting may stop at any step
             out.note(f"{engine.draft_error}; the answers are not affected")
 
 
-def fetch_model(settings: Settings) -> None:
+def fetch_model(settings: Settings, *, images: bool) -> None:
     """Find the model's file and download it if necessary, without opening it. Does nothing for remote models.
 
     May raise any LlmrunError from the hub.
+
+    images  whether the model must read images
     """
     if not is_endpoint(settings.model):
-        _found(settings.model, settings, local_options(settings))
+        options = local_options(settings)
+        _with_projector(options, _found(settings.model, settings, options), settings, images)
 
 
 def announce_loading(settings: Settings) -> None:
@@ -311,7 +343,7 @@ class ModelFiles:
 
 
 @contextmanager
-def model_files(settings: Settings, *, sequences: int = 1) -> Iterator[ModelFiles]:
+def model_files(settings: Settings, *, sequences: int = 1, images: bool = False) -> Iterator[ModelFiles]:
     """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` in the context.
 
     Idle background engines leave if this model needs their memory, so that each of its `sequences` can have a whole
@@ -319,6 +351,8 @@ def model_files(settings: Settings, *, sequences: int = 1) -> Iterator[ModelFile
     takes longer than finding the files, so callers import the engine inside the context.
 
     May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
+
+    images  whether the model must read images
     """
     from llmrun.cli.answers.room import make_room_for
     from llmrun.hub.local.safe_writes import in_use
@@ -327,9 +361,11 @@ def model_files(settings: Settings, *, sequences: int = 1) -> Iterator[ModelFile
     check_options(options)
     draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
     found = _found(settings.model, settings, options)
+    options = _with_projector(options, found, settings, images)
     with ExitStack() as held:
-        for path in (found.path, *([] if draft is None else [draft])):
-            held.enter_context(in_use(path))
+        for path in (found.path, draft, Path(options.mmproj) if options.mmproj else None):
+            if path is not None:
+                held.enter_context(in_use(path))
         loading = ModelLoading(found.name, found.path)
         if not is_stand_in(settings.backend):
             loading.begin()
@@ -356,6 +392,23 @@ def local_options(settings: Settings) -> OpenOptions:
         draft_head=uses_draft_head(settings.wants_speculation, settings.draft_model),
         text_calls=settings.text_calls,
     )
+
+
+def _with_projector(options: OpenOptions, model: ResolvedModel, settings: Settings, images: bool) -> OpenOptions:
+    """Return the options with the model's projector, if the run needs it. May raise any LlmrunError from the hub.
+
+    Raises UsageError if this machine cannot use the projector.
+    """
+    if not images and settings.mmproj in (None, MMPROJ_OFF):
+        return options
+    from llmrun.hub.resolve.projectors import projector_options
+
+    mmproj, least, most = projector_options(
+        model.path, settings, name=model.name, wanted=False, needed=images, reporter=HubReporter()
+    )
+    options = replace(options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)
+    check_options(options)
+    return options
 
 
 def _tell_of_unused_gpu_flags(settings: Settings) -> None:
@@ -638,7 +691,7 @@ def answer(
     with (
         cancelling(engine.cancel_current, echo=not shown.is_rendered) as signals,
         _rest_written(certain, thinking, None if as_json else shown),
-        prompt_reporter(engine) as waiting,
+        prompt_reporter(engine, request) as waiting,
     ):
         for event in engine.generate(request):
             if not isinstance(event, PrefillProgress):

@@ -23,7 +23,15 @@ from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import LiveReporter
 from llmrun.cli.console.terminal import room, width
-from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
+from llmrun.engine.requests import (
+    FillPrompt,
+    Finished,
+    MixedPrompt,
+    PrefillProgress,
+    Request,
+    TokenLogprobs,
+    TokenPrompt,
+)
 from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
@@ -49,7 +57,7 @@ class AnsweredRequest(Struct, frozen=True):
 
 
 # The statistics that are dropped if the line is too long, least important first.
-_DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "total", "TTFT", "steps")
+_DROPPED = ("TPOT", "prompt", "images", "first answer", "model", "context", "accepted", "total", "TTFT", "steps")
 
 
 NEARLY_FULL = 0.9  # if this share of the context is in use, the closing line says so
@@ -136,6 +144,8 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if timings.prompt_tokens:  # some servers do not report the number of prompt tokens
         computed = timings.prompt_tokens - timings.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"
+    if timings.encoded_images:
+        facts["images"] = f"{counted(timings.encoded_images, 'image')} {format_seconds_briefly(timings.encode_s)}"
     facts["TTFT"] = f"TTFT {format_seconds_briefly(timings.ttft_s)}"
     thinking, first_answer = answer.finished.thinking_tokens, answer.finished.first_answer_s
     if thinking and first_answer:
@@ -163,6 +173,9 @@ def stats_lines(answer: AnsweredRequest) -> list[str]:
         computed = timings.prompt_tokens - timings.cached_tokens
         speed = f" at {format_number(timings.prompt_per_second)} tok/s" if computed else ""
         lines.append(f"prompt      {computed:,} tokens computed{speed}, {timings.cached_tokens:,} cached")
+    if timings.encoded_images:
+        seconds = format_seconds_briefly(timings.encode_s)
+        lines.append(f"images      {timings.encoded_images} encoded in {seconds}")
     if timings.generated_tokens:
         thinking = f" ({finished.thinking_tokens:,} thinking)" if finished.thinking_tokens else ""
         lines.append(f"answer      {counted(timings.generated_tokens, 'token')}{thinking}")
@@ -207,10 +220,15 @@ def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context:
         out.note(f"the answer was cut off: the context of {info.context_size:,} tokens is full: {context}{reset}")
 
 
-def prompt_reporter(engine: Answering) -> LiveReporter:
-    """Return a reporter that shows the progress of prompts. Call the reporter's `end` when an answer begins."""
+def prompt_reporter(engine: Answering, request: Request) -> LiveReporter:
+    """Return a reporter that shows the progress of prompts. Call the reporter's `end` when an answer begins.
+
+    A prompt whose images are being encoded has no other progress yet.
+    """
+    images = {} if isinstance(request.prompt, FillPrompt | TokenPrompt | MixedPrompt) else request.prompt.images
+    first = f"reading {'the image' if len(images) == 1 else 'images'}" if images else ""
     reporter = LiveReporter()
-    reporter.watch(lambda: (next(map(_waiting_words, engine.prefill_progress()), ""), None))
+    reporter.watch(lambda: (next(map(_waiting_words, engine.prefill_progress()), first), None))
     return reporter
 
 
@@ -280,6 +298,7 @@ def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
 _TIMINGS = (
     *("load_s", "prefill_s", "ttft_s", "decode_s", "tpot_s", "total_s", "prompt_per_second", "decode_per_second"),
     *("steps", "tokens_per_step", "drafted_tokens", "accepted_tokens", "forced_tokens"),
+    *("encoded_images", "encode_s"),
 )
 
 

@@ -198,7 +198,7 @@ def answer_samples(
     """
     _tell_of_equal_samples(engine, request, wanted.count)
     run = _Run(engine, request, wanted, model, log, as_json=as_json, hide_thinking=hide_thinking)
-    with cancelling(engine.cancel_current) as signals, prompt_reporter(engine) as waiting:
+    with cancelling(engine.cancel_current) as signals, prompt_reporter(engine, request) as waiting:
         run.submit()
         while not engine.idle:
             for event in engine.step():

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.options import one_of, prompt_option
+from llmrun.cli.arguments.options import files, one_of, prompt_option
 from llmrun.cli.arguments.prompts import checked_text, read_text
 from llmrun.cli.arguments.usage import under
 from llmrun.engine.remote.request import is_endpoint
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 _samples_option = under("Several samples")
 
+IMAGE = "--image"
+
+Images = Annotated[
+    list[str] | None,
+    prompt_option(
+        IMAGE,
+        metavar="FILE",
+        help="Show an image to the model; `-` is stdin. Repeatable.",
+        autocompletion=files,
+    ),
+]
 Suffix = Annotated[
     str | None, prompt_option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")
 ]
@@ -108,16 +119,22 @@ def check_prompt_cache(path: Path, model: str) -> None:
 CPU = "cpu"
 
 
-def check_recordable(path: Path, settings: Settings, *, several: bool, cached: bool) -> None:
+def check_recordable(path: Path, settings: Settings, *, several: bool, cached: bool, images: bool) -> None:
     """Raise UsageError if the run cannot be recorded, before a model is opened.
 
     several  whether the command generates more than one answer
+    images   whether the prompt has images, which the CPU engine does not read
     cached   whether the command may load a part of the prompt from a cache, which a recording cannot contain
     """
     if several:
         raise UsageError("--record: cannot be combined with --samples", hint="record one answer, with its --seed")
     if cached:
         raise UsageError("--record: cannot be combined with --prompt-cache", hint="leave out --prompt-cache")
+    if images:
+        raise UsageError(
+            "--record: cannot be combined with --image: only the CPU engine can repeat a run bit for bit, "
+            "and it cannot read images yet"
+        )
     if is_endpoint(settings.model):
         raise UsageError("--record: only models on this machine can be recorded, not models on a server")
     if settings.backend not in (AUTO, CPU):

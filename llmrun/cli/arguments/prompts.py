@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from llmrun.options.settings import Settings
 
 LARGEST_TEXT = 64 << 20  # bytes; exceeds any context, and protects against endless files such as /dev/zero
 STDIN = "-"
+IMAGE_SUFFIXES = "png|jpe?g|webp|gif|bmp|heic|heif|avif|tiff?"  # a pattern of the endings of images' names
 _STANDARD_INPUT = "standard input"
 _PATIENCE_S = 1.0  # seconds without input until a note says that the command is waiting
 _CHUNK = 1 << 16  # bytes; the capacity of a pipe on Linux
@@ -40,6 +41,7 @@ def read_prompt(
     exact: bool = False,
     required: bool = True,
     no_stdin: bool = False,
+    image_on_stdin: bool = False,
 ) -> str:
     """Return the prompt: the given text, the file's text and the piped text, separated by empty lines.
 
@@ -49,6 +51,7 @@ def read_prompt(
     exact     whether to keep final newlines, to accept an empty prompt, and to append nothing that was not given
     required  whether a missing prompt is an error
     no_stdin  whether to leave standard input unread
+    image_on_stdin  whether standard input is an image
 
     Piped text is appended only if standard input is a pipe or a regular file. If no prompt is given but required, the
     prompt is read from any standard input except a terminal.
@@ -62,11 +65,12 @@ def read_prompt(
             hint="put a prompt of several words in quotes",
         )
     given = [option] if option is not None else list(words)
-    if [*given, str(file)].count(STDIN) > 1:
+    if [*given, str(file)].count(STDIN) + image_on_stdin > 1:
         raise UsageError("standard input can be read only once, but - was given several times")
     named = STDIN in (*given, str(file))
     if named and no_stdin:
         raise UsageError("--no-stdin: cannot be combined with -, which stands for standard input")
+    no_stdin = no_stdin or image_on_stdin
     if not given and file is None and required:
         if no_stdin or is_terminal(sys.stdin):
             raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
@@ -85,6 +89,11 @@ def read_prompt(
             out.note(f"the prompt ends with {lines} from standard input; --no-stdin leaves standard input unread")
         blocks.append(text)
     return _checked("\n\n".join(block for block in blocks if block), exact or not required)
+
+
+def names_image(text: str) -> bool:
+    """Return whether a text may contain the name of an image file."""
+    return "." in text and re.search(rf"\.(?:{IMAGE_SUFFIXES})\b", text, re.IGNORECASE) is not None
 
 
 def _is_piped() -> bool:
@@ -140,8 +149,16 @@ def read_stdin(content: str = "the prompt", *, exact: bool = False, skipped_by: 
         data = _read(sys.stdin.buffer, _STANDARD_INPUT)
     else:
         skip = f"; to continue without it, use {skipped_by}" if skipped_by else ""
-        data = _received(f"waiting for {content} on standard input{skip}")
+        data = _limited(_received(f"waiting for {content} on standard input{skip}", LARGEST_TEXT), _STANDARD_INPUT)
     return _decoded(data, _STANDARD_INPUT, exact)
+
+
+def read_stdin_bytes(content: str, most: int) -> bytes:
+    """Read all of standard input, which is not a terminal. Reading stops after `most` + 1 bytes.
+
+    content  a name of the input, for the note that appears if nothing arrives for a while
+    """
+    return _received(f"waiting for {content} on standard input", most)
 
 
 def read_long_text(file: Path | None, hint: str) -> str:
@@ -163,8 +180,8 @@ def read_long_text(file: Path | None, hint: str) -> str:
     raise UsageError(f"--text: {file}: the file is empty", hint=hint)
 
 
-def _received(note: str) -> bytes:
-    """Read all of standard input, and print the note once if nothing arrives for a while.
+def _received(note: str, most: int) -> bytes:
+    """Read standard input to its end or a bit beyond `most` bytes, and print the note if nothing arrives for a while.
 
     Another thread reads, so Ctrl-C ends the waiting on every system. The thread avoids the buffer of `sys.stdin`, whose
     lock would abort the process if the process ends while the thread waits.
@@ -186,7 +203,7 @@ def _received(note: str) -> bytes:
 
     Thread(target=read, daemon=True).start()
     data, is_told = bytearray(), False
-    while len(data) <= LARGEST_TEXT:
+    while len(data) <= most:
         try:
             chunk = chunks.get(timeout=_PATIENCE_S)
         except Empty:
@@ -199,7 +216,7 @@ def _received(note: str) -> bytes:
         if not chunk:
             break
         data += chunk
-    return _limited(bytes(data), _STANDARD_INPUT)
+    return bytes(data)
 
 
 def read_text(path: Path, name: str, *, exact: bool = False) -> str:
@@ -232,13 +249,16 @@ def _decoded(data: bytes, where: str, exact: bool) -> str:
     return text if exact else text.removesuffix("\n").removesuffix("\r")
 
 
-def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+def chat_messages(prompt: str, system: str | None, images: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the messages for a chat that consists of one question.
 
     An empty system prompt is included, because it replaces the chat template's default.
+
+    images  the SHA-256 of each image; images come before the prompt, as in the examples of most models
     """
     before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": prompt}]
+    parts = [{"type": "image", "image": key} for key in images]
+    return [*before, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}] if parts else prompt}]
 
 
 _NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +13,10 @@ from llmrun.base.amounts import counted, format_age, format_number, format_perce
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.answers.report import described_sampling, stats_lines
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.images import COMMAND, has_image_suffix, plain_path, read_image
 from llmrun.cli.arguments.options import described_presets
 from llmrun.cli.chatting import events, plain
-from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations
+from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations, words_of
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.model_in_use import ModelLost
 from llmrun.cli.chatting.saying import resume_conversation
@@ -67,10 +69,10 @@ def edit(chat: Chat, argument: str) -> None:
     if not chat.interactive:
         raise UsageError("/edit: needs a terminal")
     exchanges = chat.conversation.exchanges
-    before = argument or chat.draft or (exchanges[-1].question if exchanges else "")
+    before = argument or chat.draft or (chat.draft_of(exchanges[-1].asked) if exchanges else "")
     try:
         with chat.lend_terminal():
-            text = edited(before)
+            text = chat.images.from_labels(edited(chat.images.labelled(before)), before)
     except LlmrunError:
         chat.offer(chat.draft)
         raise
@@ -80,8 +82,35 @@ def edit(chat: Chat, argument: str) -> None:
         chat.offer(text)
         chat.confirm("the text is unchanged, so it was not sent yet")
     else:
-        out.reply(f"> {line}" for line in text.splitlines())
+        out.reply(f"> {line}" for line in chat.images.labelled(text).splitlines())
         chat.ask(text)
+
+
+def image(chat: Chat, argument: str) -> None:
+    """Put one or more images into the next question. The paths are written as in a shell, or one path as it is."""
+    if not argument:
+        raise UsageError("/image: no file given", hint="/image ~/cat.jpg, or drop the file into the terminal")
+    whole = plain_path(argument)
+    paths = [argument] if os.path.lexists(whole) else words_of(argument)
+    chat.add_images([read_image(plain_path(path), COMMAND) for path in paths])
+
+
+def image_choices(chat: Chat, typed: str) -> Iterable[tuple[str, str]]:
+    """Return the folders and image files that complete a path."""
+    folder, _, begun = typed.rpartition("/")
+    above = f"{folder}/" if "/" in typed else ""
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(above) or "."), key=lambda entry: entry.name)  # noqa: PTH111
+    except OSError:
+        return []
+    found = [
+        f"{above}{entry.name}{'/' if entry.is_dir() else ''}"
+        for entry in entries
+        if entry.name.startswith(begun)
+        and (begun or not entry.name.startswith("."))
+        and (entry.is_dir() or has_image_suffix(entry.name))
+    ]
+    return [(path, "") for path in found[:MOST_COMPLETED]]
 
 
 def _last_code(answer: str) -> str:
@@ -127,6 +156,7 @@ def _catalogued() -> tuple[tuple[str, str], ...]:
 ALLOW, ASK = "allow", "ask"  # verbs of /tools
 DEFAULT = "default"  # this argument resets a setting
 _UNBROKEN = "\u00a0"  # a space at which lines do not wrap
+MOST_COMPLETED = 200  # maximum number of paths that complete an argument of /image
 MOST_LISTED = 10  # maximum number of conversations that /load lists, in addition to copies made by /save
 
 
@@ -279,10 +309,12 @@ def clear(chat: Chat, argument: str) -> None:
 def undo(chat: Chat, argument: str) -> None:
     if not chat.conversation.exchanges:
         raise UsageError("/undo: there is nothing to undo")
-    question = chat.conversation.exchanges[-1].question
+    last = chat.conversation.exchanges[-1]
+    shown = chat.conversation.shown_question(last)
+    draft = chat.draft_of(last.asked)
     chat.record.add(Undone())
-    chat.offer(question)
-    chat.confirm(f"undone: {shortened(visible_line(question), 100)}")
+    chat.offer(draft)
+    chat.confirm(f"undone: {shortened(visible_line(shown), 100)}")
 
 
 def save(chat: Chat, name: str) -> None:
@@ -420,7 +452,7 @@ def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 def search(chat: Chat, argument: str) -> None:
     """Search the current conversation, then all other conversations."""
-    from llmrun.cli.chatting.archive import Hit, hit_lines, matching_lines, search_store, words_of
+    from llmrun.cli.chatting.archive import Hit, hit_lines, matching_lines, search_store
 
     words = words_of(argument)
     if not words:
@@ -508,7 +540,7 @@ def _used(chat: Chat) -> str:
 def _conversation_lines(chat: Chat) -> list[str]:
     lines = []
     for exchange in chat.conversation.exchanges:
-        lines += [f"> {line}" for line in exchange.question.splitlines()]
+        lines += [f"> {line}" for line in chat.conversation.shown_question(exchange).splitlines()]
         stopped = exchange.ended is not None and exchange.ended.reason == "cancelled"
         lines += [*answer_rows(exchange), *(["(stopped)"] if stopped else [])]
     return [*lines, *_meter_lines(chat)]

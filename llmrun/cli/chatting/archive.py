@@ -24,6 +24,7 @@ from llmrun.base.amounts import counted, format_age
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.chatting.conversation import Conversation, Exchange, ToolRound
 from llmrun.cli.chatting.events import Answered
+from llmrun.cli.chatting.image_files import ImageFiles
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.cli.chatting.tool_call_view import past_call_row, past_result_row
 from llmrun.cli.console.output import narrowed, wrapped
@@ -140,15 +141,15 @@ def _row(one: Listed, now: float) -> tuple[str, ...]:
 _REASONS = {"length": "cut", "cancelled": "stopped"}
 
 
-def to_markdown(conversation: Conversation) -> str:
-    """Convert a conversation to Markdown and make control characters visible."""
+def to_markdown(conversation: Conversation, images: ImageFiles) -> str:
+    """Convert a conversation to Markdown and make control characters visible. Images are links to their files."""
     model = visible_line(model_name(conversation))
     turns = counted(len(conversation.exchanges), "turn")
     parts = [f"# {visible_line(conversation.title)}", f"{model}, {visible_line(conversation.began.created)}, {turns}"]
     if conversation.system is not None:
         parts += ["## System", visible(conversation.system.strip())]
     for exchange in conversation.exchanges:
-        parts += ["## You", visible(exchange.question.strip())]
+        parts += ["## You", *_image_links(conversation, exchange, images), visible(exchange.question.strip())]
         if exchange.rounds or exchange.began is not None:
             parts.append(f"## {model}")
         for one in exchange.rounds:
@@ -159,8 +160,14 @@ def to_markdown(conversation: Conversation) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def to_json(name: str, conversation: Conversation) -> dict[str, Any]:
-    """Convert a conversation to JSON values."""
+def _image_links(conversation: Conversation, exchange: Exchange, images: ImageFiles) -> Iterator[str]:
+    for image in exchange.asked.images:
+        name = re.sub(r"([\\\[\]])", r"\\\1", visible_line(image.name))
+        yield f"![{name} {image.width}x{image.height}]({images.path(image).absolute().as_uri()})"
+
+
+def to_json(name: str, conversation: Conversation, images: ImageFiles) -> dict[str, Any]:
+    """Convert a conversation to JSON values. Images are data URLs. Raises ImageFileError if an image is missing."""
     return {
         "name": name,
         "conversation": conversation.began.conversation,
@@ -168,16 +175,17 @@ def to_json(name: str, conversation: Conversation) -> dict[str, Any]:
         "model": conversation.model,
         "created": conversation.began.created,
         "settings": dict(conversation.preferences),
-        "messages": _messages(conversation),
+        "messages": _messages(conversation, images),
     }
 
 
-def _messages(conversation: Conversation) -> list[dict[str, Any]]:
+def _messages(conversation: Conversation, images: ImageFiles) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if conversation.system is not None:
         messages.append({"role": "system", "content": conversation.system})
     for exchange in conversation.exchanges:
-        messages.append({"role": "user", "content": exchange.question, "time": exchange.asked.time})
+        content = _content(exchange, images)
+        messages.append({"role": "user", "content": content, "time": exchange.asked.time})
         for one in exchange.rounds:
             called, *results = one.messages()
             messages += [called | _ending_values(one.answered), *results]
@@ -187,6 +195,27 @@ def _messages(conversation: Conversation) -> list[dict[str, Any]]:
             told = {"role": "assistant", "content": answered.text, **thinking}
             messages.append(told | _ending_values(answered))
     return messages
+
+
+def _content(exchange: Exchange, images: ImageFiles) -> str | list[dict[str, Any]]:
+    """Return the content of a question in the format of OpenAI's API."""
+    content = exchange.content
+    if isinstance(content, str):
+        return content
+    from base64 import b64encode
+
+    shown = iter(exchange.asked.images)
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if part["type"] == "image":
+            image = next(shown)
+            encoded = b64encode(images.read(image)).decode()
+            parts.append(
+                {"type": "image_url", "image_url": {"url": f"data:image/{image.format.lower()};base64,{encoded}"}}
+            )
+        else:
+            parts.append(part)
+    return parts
 
 
 def _ending_values(answered: Answered) -> dict[str, Any]:
@@ -237,7 +266,8 @@ def last_turn(conversation: Conversation) -> list[str]:
     if not answered:
         return []
     last = answered[-1]
-    asked = [f"{'  ' if number else '> '}{row}" for number, row in enumerate(_rows(last.question, columns() - 2))]
+    question = conversation.shown_question(last)
+    asked = [f"{'  ' if number else '> '}{row}" for number, row in enumerate(_rows(question, columns() - 2))]
     told = _rows(last.answer, columns())
     count = sum(len(one.calls) for one in last.rounds)
     called = [f"({counted(count, 'tool call')})"] if count else []
@@ -322,7 +352,8 @@ def matching_lines(conversation: Conversation, words: Sequence[str]) -> list[Lin
     either = re.compile(f"({'|'.join(pattern.pattern for pattern in patterns)})", re.IGNORECASE)
     lines = []
     for exchange in conversation.exchanges:
-        for is_question, text in ((True, exchange.question), *((False, text) for text in _told(exchange))):
+        asked = conversation.shown_question(exchange)
+        for is_question, text in ((True, asked), *((False, text) for text in _told(exchange))):
             shown = [visible_line(line) for line in unicodedata.normalize("NFC", text).splitlines()]
             if all(any(pattern.search(line) for line in shown) for pattern in patterns):
                 lines += [Line(is_question, tuple(either.split(line))) for line in shown if either.search(line)]

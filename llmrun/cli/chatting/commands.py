@@ -23,6 +23,7 @@ class Command:
 
     run      the function to call with the chat and the argument, which has no surrounding whitespace
     choices  a function that returns the possible arguments, each with its description
+    matches  a function that returns the arguments that complete what was typed, instead of `choices`
     """
 
     name: str
@@ -30,6 +31,7 @@ class Command:
     about: str
     run: Callable[[Chat, str], None]
     choices: Callable[[Chat], Iterable[tuple[str, str]]] = lambda chat: ()
+    matches: Callable[[Chat, str], Iterable[tuple[str, str]]] | None = None
     aliases: tuple[str, ...] = ()
 
     @property
@@ -65,6 +67,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Answers": (
         Command("retry", "", "answer the last question again, with another seed", actions.retry, aliases=("regen",)),
+        Command("image", "FILE", "add an image to the next question", actions.image, matches=actions.image_choices),
         Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", actions.edit),
         Command(
             "copy",
@@ -107,7 +110,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "Chat": (
-        Command("help", "[COMMAND]", "list the commands, or explain one", _help, _command_choices, ("?",)),
+        Command("help", "[COMMAND]", "list the commands, or explain one", _help, _command_choices, aliases=("?",)),
         Command(
             "show",
             "[WHAT]",
@@ -153,7 +156,8 @@ def command_for(name: str) -> Command:
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:
-    """Return the completions for the text before the cursor."""
+    """Return the completions for the text before the cursor. Images may precede a command."""
+    before = before.removeprefix(chat.images.leading(before))
     if not before.startswith("/") or before.startswith("//") or "\n" in before:
         return []
     name, blank, argument = before[1:].partition(" ")
@@ -167,6 +171,6 @@ def completions(chat: Chat, before: str) -> Sequence[Completion]:
     return [
         Completion(choice, len(argument), about)
         for command in known
-        for choice, about in command.choices(chat)
+        for choice, about in (command.matches(chat, argument) if command.matches else command.choices(chat))
         if choice.startswith(argument)
     ]

@@ -20,9 +20,11 @@ from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.answers.answering import is_remote
 from llmrun.cli.chatting.events import FORGET, ON_FULL
+from llmrun.cli.chatting.image_files import ImageFileError
 from llmrun.cli.chatting.store import state_path, take_over_old_state
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
+from llmrun.engine.images import IMAGE, image_parts
 from llmrun.engine.requests import ChatPrompt, Request, StatePlace
 from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
@@ -43,18 +45,24 @@ class Prompting:
     toolbox       the tools of the chat, or None if there are no tools
     offers_tools  True if the prompts include the tools
     preset        the variables of the preset in use; the chat's own variables take precedence
+    image_file    returns the file of an image of the conversation by its SHA-256; may raise ImageFileError
     """
 
     variables: Mapping[str, Any]
     toolbox: Toolbox | None = None
     offers_tools: bool = True
     preset: Mapping[str, Any] = field(default_factory=dict)
+    image_file: Callable[[str], bytes] = field(default=lambda sha256: b"")
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> ChatPrompt:
         tools = self.toolbox.definitions if self.toolbox is not None and self.offers_tools else None
-        variables = {**self.preset, **self.variables}
+        keys = {part[IMAGE] for part in image_parts(messages)}
         return ChatPrompt(
-            messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=variables
+            messages,
+            tools or None,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs={**self.preset, **self.variables},
+            images={key: self.image_file(key) for key in sorted(keys)},
         )
 
 
@@ -202,10 +210,12 @@ class ContextUsed:
         messages = conversation.all_messages()
         if conversation.unanswered is not None:
             messages = messages[:-1]
-        prompt = self.prompting.prompt(messages, add_generation_prompt=False)
         try:
+            prompt = self.prompting.prompt(messages, add_generation_prompt=False)
             return engine.prompt_tokens(Request(prompt=prompt))
         except (TemplateRefused, UsageError):  # some templates reject answers at the end, others reject tool calls
+            return None
+        except ImageFileError:  # the next question will report the missing file
             return None
 
 

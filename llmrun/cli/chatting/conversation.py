@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from llmrun.cli.chatting.events import (
     Began,
     Cleared,
     Event,
+    ImageShown,
     ModelChanged,
     PreferenceSet,
     QuestionAsked,
@@ -91,7 +92,19 @@ class Exchange:
 
     @property
     def question(self) -> str:
+        """The text of the question, without its images."""
         return self.asked.text
+
+    @property
+    def content(self) -> str | list[dict[str, str]]:
+        """The question as the content of a message: its text, or parts if it has images."""
+        if not self.asked.images:
+            return self.asked.text
+        parts: list[dict[str, str]] = []
+        for text, image in _split(self.asked):
+            parts += [{"type": "text", "text": text}] if text else []
+            parts += [] if image is None else [{"type": "image", "image": image.sha256}]
+        return parts
 
     @property
     def answer(self) -> str:
@@ -202,6 +215,28 @@ class Conversation:
             case Cleared():
                 self.exchanges.clear()
 
+    @property
+    def images(self) -> list[ImageShown]:
+        """All images, in the order in which the model sees them."""
+        return [image for exchange in self.exchanges for image in exchange.asked.images]
+
+    def shown_question(self, exchange: Exchange) -> str:
+        """Return a question as users see it, with a label for each image. Images are numbered in the conversation."""
+        if not exchange.asked.images:
+            return exchange.question
+        number = 1
+        for before in self.exchanges:
+            if before is exchange:
+                break
+            number += len(before.asked.images)
+        pieces: list[str] = []
+        for text, image in _split(exchange.asked):
+            pieces.append(text)
+            if image is not None:
+                pieces.append(image_label(number, image))
+                number += 1
+        return joined_words(pieces)
+
     def _last(self) -> Exchange:
         if not self.exchanges:
             raise Misplaced("nothing was asked yet")
@@ -253,7 +288,7 @@ class Conversation:
         """Return the system prompt and all questions, tool calls and answers. Missing answers become empty messages."""
         told: list[dict[str, Any]] = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges[first:]:
-            told.append({"role": "user", "content": exchange.question})
+            told.append({"role": "user", "content": exchange.content})
             told += [message for one in exchange.rounds for message in one.messages()]
             thinking = {"reasoning_content": exchange.thinking} if exchange.thoughts else {}
             told.append({"role": "assistant", "content": exchange.answer, **thinking})
@@ -281,7 +316,7 @@ class Conversation:
         """The first question, shortened to one line. The text is untrusted."""
         if not self.exchanges:
             return "(nothing asked yet)"
-        words = re.sub(r"\s+", " ", self.exchanges[0].question.strip())
+        words = re.sub(r"\s+", " ", self.shown_question(self.exchanges[0]).strip())
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 1] + "…"
 
     def history(self) -> Iterator[Event]:
@@ -309,6 +344,28 @@ class Conversation:
 def new_conversation(model: str) -> Conversation:
     """Return an empty conversation. `model` is a catalogue name, a URL or an absolute path, never a relative path."""
     return Conversation(Began(FORMAT, secrets.token_hex(8), model, now(), __version__), model)
+
+
+def joined_words(pieces: Iterable[str]) -> str:
+    """Join texts and labels, with a space between two of them unless there is one."""
+    joined = ""
+    for piece in pieces:
+        joined += f" {piece}" if joined and piece and not (joined[-1].isspace() or piece[0].isspace()) else piece
+    return joined
+
+
+def image_label(number: int, image: ImageShown, more: str = "") -> str:
+    """Return the text that stands for an image on screen: `[image 1: cat.jpg 1024x768]`. The name is untrusted."""
+    return f"[image {number}: {image.name} {image.width}x{image.height}{more}]"
+
+
+def _split(asked: QuestionAsked) -> Iterator[tuple[str, ImageShown | None]]:
+    """Yield the pieces of a question, each followed by an image. The last piece has no image."""
+    start = 0
+    for image in asked.images:
+        yield asked.text[start : image.at], image
+        start = image.at
+    yield asked.text[start:], None
 
 
 def _valid(arguments: str) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.errors import UsageError
@@ -141,9 +142,10 @@ def _stops(text: str) -> object:
         return [text]
 
 
-FORMAT: Final = 4  # version of the file format, incremented when older versions of llmrun cannot read a new feature
-# Format 1 has no thinking, and formats 1 to 3 have no tool calls. Formats 1 and 2 save every token on its own line.
-READABLE: Final = (1, 2, 3, 4)
+FORMAT: Final = 5  # version of the file format, incremented when older versions of llmrun cannot read a new feature
+# Format 1 has no thinking, formats 1 to 3 have no tool calls, and formats 1 to 4 have no images. Formats 1 and 2 save
+# every token on its own line.
+READABLE: Final = (1, 2, 3, 4, 5)
 FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 
 Name = str  # a name may be a non-UTF-8 path, in which "\\udcff" represents byte 0xff, both in memory and in the file
@@ -187,11 +189,31 @@ class PreferenceSet:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageShown:
+    """An image in a question. Its file is among the images of the store (image_files.py).
+
+    at      how many characters of the question precede the image
+    sha256  the SHA-256 of the file in hexadecimal
+    name    the name of the file that the user gave
+    format  the format of the file, such as "PNG"
+    width, height  the size in pixels, as shown
+    """
+
+    at: int
+    sha256: str
+    name: Name
+    format: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """A question, which is saved before it is sent to the model."""
+    """A question, which is saved before it is sent to the model. Its images are in the order of their places."""
 
     text: str
     time: str
+    images: tuple[ImageShown, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +354,9 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 def to_line(event: Event) -> bytes:
     """Encode an event as a line of JSON in UTF-8, including the newline."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
+    if isinstance(event, QuestionAsked):
+        images = [asdict(image) for image in values.pop("images")]
+        values |= {"images": images} if images else {}
     text = json.dumps({"event": _NAMES[type(event)], **values}, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -351,12 +376,27 @@ def from_line(line: bytes) -> Event:
     if kind is None:
         raise ValueError(f"unknown event {name!r:.40}")
     wanted = {field.name: str(field.type) for field in fields(kind)}
+    if kind is QuestionAsked:
+        values.setdefault("images", [])
     if values.keys() != wanted.keys():
         raise ValueError(f"{name}: keys {', '.join(map(repr, values))!s:.80}, not {', '.join(wanted)}")
     for key, value in values.items():
         if not _FITS[wanted[key]](value):
             raise ValueError(f"{name}: {key}: {value!r:.40} is not a {wanted[key].lower()}")
+    if kind is QuestionAsked:
+        values["images"] = _images(values["images"], len(values["text"]))
     return _meant(kind(**values))
+
+
+def _images(listed: Sequence[Mapping[str, Any]], most: int) -> tuple[ImageShown, ...]:
+    """Return the images of a question. Raises ValueError if a value is wrong. `most` is the length of the question."""
+    images = tuple(ImageShown(**values) for values in listed)
+    places = [image.at for image in images]
+    if places != sorted(places) or max(places, default=0) > most:
+        raise ValueError("question: images: the images are not in the order of their places")
+    if not all(re.fullmatch("[0-9a-f]{64}", image.sha256) for image in images):
+        raise ValueError("question: images: a SHA-256 is not 64 hexadecimal digits")
+    return images
 
 
 def _meant(event: Event) -> Event:
@@ -399,6 +439,16 @@ def _is_preference(value: Any) -> bool:
     return value is None or _is_text(value) or type(value) in (int, float, bool)
 
 
+def _is_images(value: Any) -> bool:
+    wanted = {field.name: str(field.type) for field in fields(ImageShown)}
+    return isinstance(value, list) and all(
+        isinstance(image, dict)
+        and image.keys() == wanted.keys()
+        and all(_FITS[wanted[key]](image[key]) for key in wanted)
+        for image in value
+    )
+
+
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "str": _is_text,
     "Name": lambda value: isinstance(value, str),
@@ -407,4 +457,5 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "int | None": lambda value: value is None or _is_count(value),
     "float": _is_seconds,
     "Value | None": _is_preference,
+    "tuple[ImageShown, ...]": _is_images,
 }

@@ -12,22 +12,28 @@ history cannot be read or written, the chat prints one note and continues withou
 Hundreds of pasted lines would push everything else off the screen and fill the scrollback. In the edit buffer, a long
 paste is therefore one private-use character, which is shown as a short label. The user can move over this character or
 delete it like any other character.
+
+The path of an image becomes one such character, too, when the user drops, pastes or types it (draft_images.py). Only
+paths of existing files are opened. Tab shows the path again, which then stays text.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app
+from prompt_toolkit.application import get_app, run_in_terminal
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -51,8 +57,12 @@ from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
+from llmrun.base.errors import UsageError
 from llmrun.base.folders import O_BINARY, data_folder
 from llmrun.cli.answers.report import NEARLY_FULL
+from llmrun.cli.arguments.images import dropped_images, is_image_file, read_image, typed_path, unescaped
+from llmrun.cli.arguments.prompts import names_image
+from llmrun.cli.chatting.draft_images import DraftImages, without_signs
 from llmrun.cli.chatting.input_rows import WordWrappedControl
 from llmrun.cli.chatting.plain import Completions, Meter, Turns, is_unfinished
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
@@ -186,19 +196,25 @@ class Pastes:
 
 
 class ShownPastes(Processor):
-    """A prompt_toolkit processor that shows the label of each paste instead of its placeholder."""
+    """A prompt_toolkit processor that shows the label of each paste or image instead of its placeholder."""
 
-    def __init__(self, pastes: Pastes) -> None:
+    def __init__(self, pastes: Pastes, images: DraftImages) -> None:
         self._pastes = pastes
+        self._images = images
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        line = transformation_input.document.lines[transformation_input.lineno]
-        if not any(self._pastes.about(character) for character in line if ord(character) >= _FIRST):
+        document = transformation_input.document
+        labels = {
+            character: self._pastes.about(character) or self._images.label(character, document.text)
+            for character in set(document.lines[transformation_input.lineno])
+            if ord(character) >= _FIRST or self._images.is_image(character)
+        }
+        if not any(labels.values()):
             return Transformation(transformation_input.fragments)
         fragments: list[OneStyleAndTextTuple] = []
         columns = [0]  # the screen column at which each character of the line starts
         for style, character, *_ in explode_text_fragments(transformation_input.fragments):
-            words = self._pastes.about(character)
+            words = labels.get(character)
             fragments.append((style, character) if words is None else (f"{style} class:paste", words))
             columns.append(columns[-1] + len(fragments[-1][1]))
 
@@ -224,6 +240,7 @@ _ESCAPE_S = 0.05
 _SEQUENCE_S = 1.0  # waiting time within other key sequences, such as Ctrl-X Ctrl-U
 _LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these keys cancel a selection, like the arrow keys
 _MENU_ROWS = 6
+_COMMAND = re.compile(r"/\w+ ")  # a slash command with an argument; a path has a slash or a dot in its first word
 
 _STYLE = Style.from_dict(
     {
@@ -246,12 +263,22 @@ class TerminalTurns(Turns):
 
     completions  a function that returns the completions for the text before the cursor
     keyboard     a keyboard on which `begin` has been called, and which may already contain buffered keys
+    images       the images of drafts
     """
 
     interactive = True
+    edits_drafts = True
 
-    def __init__(self, completions: Completions = lambda before: (), keyboard: QuietKeyboard | None = None) -> None:
+    def __init__(
+        self,
+        completions: Completions = lambda before: (),
+        keyboard: QuietKeyboard | None = None,
+        images: DraftImages | None = None,
+    ) -> None:
         self.completions = completions
+        self._images = images or DraftImages()
+        self._kept_as_text: set[str] = set()  # paths that Tab has turned back into text
+        self._is_new_image = False  # True after Enter has turned a path into an image
         self._keyboard = keyboard or quiet_keyboard()
         self._pastes = Pastes()
         self._meter = Meter(0, 0)
@@ -267,7 +294,7 @@ class TerminalTurns(Turns):
             completer=_Completer(lambda before: self.completions(before)),
             complete_while_typing=Condition(self._is_command),
             reserve_space_for_menu=_MENU_ROWS,
-            input_processors=[ShownPastes(self._pastes)],
+            input_processors=[ShownPastes(self._pastes, self._images)],
             search_ignore_case=True,
             enable_suspend=True,
             include_default_pygments_style=False,
@@ -278,18 +305,21 @@ class TerminalTurns(Turns):
         )
         self._session.app.ttimeoutlen = _ESCAPE_S
         self._session.app.key_processor.after_key_press += self._choose_timeout
+        self._session.default_buffer.on_text_changed += self._text_changed
         self._shape_rows()
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         self._meter, self._leaving = meter, False
         self._pastes.clear()
+        self._kept_as_text.clear()
+        self._is_new_image = False
         sys.stdout.flush()
         self._stream.write("\n")  # add a blank row between the previous output and the prompt
         self._keyboard.paused = True
         self._keyboard.release()
         self._take_typed_ahead()
         try:
-            text = self._session.prompt(default=self._pastes.folded(draft), pre_run=self._select_draft)
+            text = self._session.prompt(default=self._folded(draft), pre_run=self._select_draft)
         except EOFError:
             return None
         finally:
@@ -341,13 +371,21 @@ class TerminalTurns(Turns):
         """Return the text with all pastes expanded and with bytes that are not UTF-8 replaced by U+FFFD."""
         return self._pastes.unfolded(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
+    def _folded(self, draft: str) -> str:
+        """Return a draft with placeholders for long texts. Images keep their own characters."""
+        runs = groupby(draft, self._images.is_image)
+        return "".join("".join(run) if is_image else self._pastes.folded("".join(run)) for is_image, run in runs)
+
     def _select_draft(self) -> None:
         """Select the draft, so that typing replaces the draft instead of appending to it.
 
-        As in a browser's address bar, Enter sends the text, and moving the cursor lets the user edit it.
+        As in a browser's address bar, Enter sends the text, and moving the cursor lets the user edit it. Images without
+        a text are not selected, because the user is about to type the question.
         """
         buffer = self._session.default_buffer
-        if buffer.text:
+        if all(map(self._images.is_image, buffer.text)):
+            buffer.insert_text(" " if buffer.text else "")
+        else:
             buffer.selection_state = SelectionState(original_cursor_position=0)
             buffer.selection_state.enter_shift_mode()
 
@@ -361,6 +399,7 @@ class TerminalTurns(Turns):
             (self._new_line, typing, "c-j"),
             (self._new_line, typing, "escape", "enter"),
             (self._paste, typing, Keys.BracketedPaste),
+            (self._space, typing & Condition(self._behind_an_image_path), " "),
             (self._open_paste, typing & Condition(self._behind_a_paste), "tab"),
             (self._clear, typing, "<sigint>"),
             (self._unselect, typing & shift_selection_mode, "escape"),
@@ -374,6 +413,9 @@ class TerminalTurns(Turns):
             keys.add(name, filter=typing & shift_selection_mode)(self._leave_selected)
         return keys
 
+    def _text_changed(self, buffer: Buffer) -> None:
+        self._is_new_image = False
+
     def _choose_timeout(self, keys: KeyProcessor) -> None:
         """Set how long prompt_toolkit waits for the rest of a key sequence. The time is read after each key."""
         begun = bool(keys.key_buffer) and keys.key_buffer[0].key == Keys.Escape
@@ -385,10 +427,13 @@ class TerminalTurns(Turns):
             buffer.complete_state = None  # Enter accepts the completion without sending the line
             return
         buffer.exit_selection()
-        if is_unfinished(buffer.text):
+        if self._behind_an_image_path():  # the user sees the image before it is sent, and can delete it
+            self._take_image_path(buffer)
+            self._is_new_image = True
+        elif is_unfinished(buffer.text):
             buffer.newline(copy_margin=False)
         elif buffer.text.strip():
-            self._session.history.append_string(self._typed(buffer.text))
+            self._session.history.append_string(self._typed(self._with_paths(buffer.text)))
             event.app.exit(result=buffer.text)
 
     def _new_line(self, event: KeyPressEvent) -> None:
@@ -396,19 +441,68 @@ class TerminalTurns(Turns):
         event.current_buffer.newline(copy_margin=False)
 
     def _paste(self, event: KeyPressEvent) -> None:
-        text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-        if event.current_buffer.selection_state:
-            event.current_buffer.cut_selection()
-        event.current_buffer.insert_text(self._pastes.folded(text))
+        text = without_signs(event.data.replace("\r\n", "\n").replace("\r", "\n"))
+        buffer = event.current_buffer
+        if buffer.selection_state:
+            buffer.cut_selection()
+        paths = [] if self._is_in_command() else dropped_images(text)
+        if not paths:
+            buffer.insert_text(self._pastes.folded(text))
+        elif signs := self._read_images(paths, text):
+            buffer.insert_text(f"{signs} ")
+
+    def _read_images(self, paths: Sequence[str], text: str) -> str:
+        """Return the characters for one or more images. If a file is refused, show the error and return "".
+
+        text  what stands for a single image if Tab shows the path again
+        """
+        texts = [text.strip()] if len(paths) == 1 else paths
+        try:
+            images = [read_image(path) for path in paths]
+            return "".join(self._images.add(image, given) for image, given in zip(images, texts, strict=True))
+        except UsageError as error:
+            run_in_terminal(functools.partial(out.error, str(error), error.hint))
+            return ""
+
+    def _is_in_command(self) -> bool:
+        """Return whether the input is a slash command, whose arguments stay text."""
+        text = self._session.default_buffer.text
+        return _COMMAND.match(text.removeprefix(self._images.leading(text))) is not None
+
+    def _behind_an_image_path(self) -> bool:
+        """Return whether the cursor is at the end of the path of an image, and the path is not to stay text."""
+        document = self._session.default_buffer.document
+        path = "" if self._is_in_command() else typed_path(document.text_before_cursor)
+        is_whole = not document.current_char or document.current_char.isspace()
+        return bool(path) and is_whole and path not in self._kept_as_text and is_image_file(unescaped(path))
+
+    def _take_image_path(self, buffer: Buffer) -> None:
+        path = typed_path(buffer.document.text_before_cursor)
+        signs = self._read_images([unescaped(path)], path)
+        if signs:
+            buffer.delete_before_cursor(len(path))
+            buffer.insert_text(signs)
+        else:
+            self._kept_as_text.add(path)
+
+    def _space(self, event: KeyPressEvent) -> None:
+        self._take_image_path(event.current_buffer)
+        event.current_buffer.insert_text(" ")
+
+    def _with_paths(self, text: str) -> str:
+        """Return a text in which paths stand for images."""
+        return "".join(self._images.path(each) if self._images.is_image(each) else each for each in text)
 
     def _behind_a_paste(self) -> bool:
         before = self._session.default_buffer.document.char_before_cursor
-        return bool(before) and self._pastes.about(before) is not None
+        return bool(before) and (self._pastes.about(before) is not None or self._images.is_image(before))
 
     def _open_paste(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         sign = buffer.delete_before_cursor()
-        buffer.insert_text(self._pastes.unfolded(sign))
+        if self._images.is_image(sign):
+            self._kept_as_text.add(self._images.path(sign))
+        buffer.insert_text(self._pastes.unfolded(self._with_paths(sign)))
 
     def _delete_selected(self, event: KeyPressEvent) -> None:
         event.current_buffer.cut_selection()
@@ -430,7 +524,8 @@ class TerminalTurns(Turns):
     # Appearance
 
     def _is_command(self) -> bool:
-        return self._session.default_buffer.text.startswith("/")
+        text = self._session.default_buffer.text
+        return text.removeprefix(self._images.leading(text)).startswith("/")
 
     def _hint(self) -> StyleAndTextTuples:
         return [("class:hint", "Ctrl-D or /exit ends the chat")] if self._leaving else []
@@ -440,6 +535,8 @@ class TerminalTurns(Turns):
         if not app.is_done and self._session.default_buffer.selection_state:
             wide = app.output.get_size().columns >= _DRAFT_HINT_FROM
             return [("class:hint", _DRAFT_HINT)] if wide else []
+        if self._is_new_image and not app.is_done:
+            return [("class:hint", "Enter sends it")]
         if app.is_done or not self._meter.context_used or app.output.get_size().columns < _METER_FROM:
             return []
         if not self._meter.context_size:
@@ -474,13 +571,16 @@ class _Completer(Completer):
 def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
     """Merge each run of printable characters into one key press, because prompt_toolkit needs 0.15 ms per key.
 
-    The first character of a run is not merged, because it may form a sequence with a preceding Escape.
+    The first character of a run is not merged, because it may form a sequence with a preceding Escape. If a run may
+    have the path of an image, its spaces are not merged, because they end the path.
     """
     for printable, presses in groupby(keys, lambda press: len(press.key) == 1 and press.key.isprintable()):
         run = list(presses)
         if printable and len(run) > 1:
             yield run[0]
-            run = [KeyPress(run[1].key, "".join(press.data for press in run[1:]))]
+            text = "".join(press.data for press in run[1:])
+            pieces = re.split("( )", text) if names_image(text) else [text]
+            run = [KeyPress(piece[0], piece) for piece in pieces if piece]
         yield from run
 
 

@@ -12,15 +12,20 @@ from llmrun.base.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     from llmrun.cli.answers.answering import OpenModel
     from llmrun.cli.chatting.context import ConversationState
+    from llmrun.formats.images.header import ImageHeader
+    from llmrun.model.vision.layout import ImageLayout
 
 
 class ModelOpener(Protocol):
     """Opens models by name. `fetch` and `open` may raise any LlmrunError from the hub or the engine."""
 
-    def fetch(self, name: str) -> str:
-        """Download the model if necessary, and return a name for it that works from any folder."""
+    def fetch(self, name: str, *, images: bool) -> str:
+        """Download the model if necessary, and return a name for it that works from any folder.
 
-    def open(self, name: str, context_size: int | None) -> AbstractContextManager[OpenModel]:
+        images  whether the model must read images
+        """
+
+    def open(self, name: str, context_size: int | None, *, images: bool) -> AbstractContextManager[OpenModel]:
         """Open a model. `name` must be a name that `fetch` returned, and None is the default context size."""
 
 
@@ -41,11 +46,14 @@ class ModelInUse:
         lasting_name: str,
         state: ConversationState | None = None,
         context_size: int | None = None,
+        *,
+        images: bool = False,
     ) -> None:
         """Open the first model. Raises the opener's errors, and TemplateRefused if the model has no chat template."""
         self._opener = opener
         self._state = state
         self._context_size = context_size
+        self._images = images
         self._held = ExitStack()
         self._opened: OpenModel | None = None
         self.lasting_name = lasting_name
@@ -56,19 +64,45 @@ class ModelInUse:
         assert self._opened is not None
         return self._opened
 
-    def switch(self, name: str) -> bool:
+    def switch(self, name: str, *, images: bool = False) -> bool:
         """Close the current model and open another model. Return False if `name` is the current model.
 
         Raises the opener's errors and KeyboardInterrupt, after which the caller must call `reopen`. If the name is
         unknown or the download fails, the current model stays open.
+
+        images  whether the other model must read images
         """
-        lasting = self._opener.fetch(name)
+        lasting = self._opener.fetch(name, images=images)
         if lasting == self.lasting_name:
             return False
+        before, self._images = self._images, images
         self.close()
-        self._open(lasting)
+        try:
+            self._open(lasting)
+        except BaseException:
+            self._images = before
+            raise
         self.lasting_name = lasting
         return True
+
+    def see_images(self) -> None:
+        """Reopen the current model with its projector. Raises errors like `resize`."""
+        self._opener.fetch(self.lasting_name, images=True)
+        self.close()
+        self._images = True
+        try:
+            self._open(self.lasting_name)
+        except BaseException:
+            self._images = False
+            raise
+
+    def measure(self, header: ImageHeader) -> ImageLayout | None:
+        """Return how the current model sees an image, or None if that is unknown or if the model cannot read it."""
+        projector = self.opened.projector()
+        try:
+            return projector.layout(header.width, header.height) if projector else None
+        except LlmrunError:
+            return None
 
     def resize(self, context_size: int | None) -> None:
         """Reopen the current model with another context size, which later models will have, too.
@@ -119,7 +153,7 @@ class ModelInUse:
 
     def _open(self, lasting_name: str) -> None:
         with ExitStack() as trial:
-            opened = trial.enter_context(self._opener.open(lasting_name, self._context_size))
+            opened = trial.enter_context(self._opener.open(lasting_name, self._context_size, images=self._images))
             engine = opened.engine
             if not engine.takes_chats:
                 raise TemplateRefused(

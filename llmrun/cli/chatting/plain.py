@@ -17,6 +17,7 @@ from llmrun.base.errors import UsageError
 from llmrun.base.folders import refuse_utf_16
 from llmrun.cli.answers.markdown import markdown_view
 from llmrun.cli.arguments.prompts import LARGEST_TEXT
+from llmrun.cli.chatting.draft_images import without_signs
 from llmrun.cli.console.output import out
 
 QUOTES = '"""'
@@ -74,9 +75,11 @@ class Turns:
 
     interactive  True if a person types the turns. The chat then shows errors and continues. If False, the input is a
                  pipe, and the first error ends the chat with the error's exit code
+    edits_drafts  True if `read` shows drafts
     """
 
     interactive: bool
+    edits_drafts = False
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         '''Read the next turn, without its final newline. Returns None at the end of input.
@@ -175,7 +178,7 @@ class PlainTurns(Turns):
             refuse_utf_16(data, "standard input")
             data = data.removeprefix(codecs.BOM_UTF8)
         try:
-            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            return without_signs(data.decode("utf-8").removesuffix("\n").removesuffix("\r"))
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"standard input: line {self._lines} is not UTF-8: byte 0x{data[error.start]:02x}",

@@ -20,6 +20,7 @@ from llmrun.cli.chatting.events import (
     AnswerEnded,
     AnswerWent,
     Event,
+    ImageShown,
     Piece,
     QuestionAsked,
     Thought,
@@ -53,7 +54,18 @@ class ConversationRecord:
         self.conversation = conversation
         self._store = store
         self._saved = saved
+        self._images: dict[str, bytes] = {}  # the files of images by SHA-256
         self.is_given_up = False
+
+    def hold(self, sha256: str, data: bytes) -> None:
+        """Provide the file of an image, before a question that shows the image is added."""
+        self._images[sha256] = data
+
+    def image(self, shown: ImageShown) -> bytes:
+        """Return the file of an image of this conversation. Raises ImageFileError."""
+        if shown.sha256 not in self._images:
+            self._images[shown.sha256] = self._store.images.read(shown)
+        return self._images[shown.sha256]
 
     def add(self, event: Event) -> None:
         """Apply an event and save it. Raises Misplaced (a bug in the caller) if the event is not allowed now."""
@@ -72,6 +84,8 @@ class ConversationRecord:
         if saved is not None and not self.conversation.exchanges:
             with contextlib.suppress(OSError):  # a file without questions is never listed
                 saved.discard()
+                if self._images:
+                    self._store.remove_unused_images()
         elif saved is not None:
             saved.close()
 
@@ -93,6 +107,13 @@ class ConversationRecord:
             self._write_answer(self._saved)  # a previous process died during this answer
 
     def _write(self, event: Event) -> None:
+        if isinstance(event, QuestionAsked) and event.images:
+            with self._store.images.saving((shown, self.image(shown)) for shown in event.images):
+                self._write_event(event)
+        else:
+            self._write_event(event)
+
+    def _write_event(self, event: Event) -> None:
         if self._saved is None:
             if isinstance(event, QuestionAsked):
                 self._saved = self._store.begin(self.conversation)

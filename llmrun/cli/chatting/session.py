@@ -13,6 +13,7 @@ from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
 from llmrun.cli.answers.report import AnsweredRequest, explain_length, prompt_reporter, show_statistics
 from llmrun.cli.answers.thinking import wanted_thinking
+from llmrun.cli.arguments.images import COMMAND, tell_of_image, tell_of_paths_in_text
 from llmrun.cli.arguments.prompts import checked_text
 from llmrun.cli.chatting import plain
 from llmrun.cli.chatting.context import (
@@ -25,6 +26,7 @@ from llmrun.cli.chatting.context import (
 )
 from llmrun.cli.chatting.conversation import new_conversation, now
 from llmrun.cli.chatting.events import CONTEXT, FORGET, ON_FULL, STOP, QuestionAsked, Undone, chosen_format
+from llmrun.cli.chatting.image_files import ImageFileError
 from llmrun.cli.chatting.plain import Meter
 from llmrun.cli.chatting.saying import ConversationRecord, Saying
 from llmrun.cli.chatting.store import ConversationFileError
@@ -35,8 +37,10 @@ from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.options.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
+    from llmrun.cli.arguments.images import GivenImage
     from llmrun.cli.chatting.context import Prompting
     from llmrun.cli.chatting.conversation import Conversation
+    from llmrun.cli.chatting.draft_images import DraftImages
     from llmrun.cli.chatting.events import Value
     from llmrun.cli.chatting.model_in_use import ModelInUse
     from llmrun.cli.chatting.plain import AnswerView, Turns
@@ -50,7 +54,10 @@ if TYPE_CHECKING:
 
 
 # The following errors end the turn, but not the chat.
-SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)
+SURVIVED = (
+    *(UsageError, ContextExceeded, TemplateRefused, ConversationFileError, ImageFileError, NetworkError),
+    InvalidAnswer,
+)
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
@@ -63,6 +70,7 @@ class Chat:
     settings_for  a function that returns the settings of a model or preset, which the conversation may override
     prompting     creates prompts from messages, and contains the tools
     run_command   runs the slash command with a given name and argument; raises UsageError for an unknown name
+    images        the images of drafts, in which a character stands for each image
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class Chat:
         view: AnswerView,
         signals: Signals,
         run_command: Callable[[Chat, str, str], None],
+        images: DraftImages,
     ) -> None:
         self.store = store
         self.record = record
@@ -90,6 +99,10 @@ class Chat:
         self._view = view
         self._signals = signals
         self._run_command = run_command
+        self.images = images
+        images.measure = models.measure
+        prompting.image_file = self._image_file
+        self._told: set[tuple[str, str]] = set()  # images whose notes were printed, with the names of the models
         self._next_draft = ""
         self._failed = ""
         self._window = PromptWindow(prompting)
@@ -108,6 +121,7 @@ class Chat:
             try:
                 typed = self._read()
                 if typed is None:
+                    self._tell_of_unsent_images()
                     return 0
                 self._take(typed)
             except KeyboardInterrupt:
@@ -124,21 +138,31 @@ class Chat:
     def _read(self) -> str | None:
         self.draft, self._next_draft = self._next_draft, ""
         self.failed_question, self._failed = self._failed, ""
+        self.images.keep_only(self.draft + self.failed_question)
+        self.images.before = len(self.conversation.images)
         with self._signals.reading():
-            return self._turns.read(self.meter, self.draft)
+            typed = self._turns.read(self.meter, self.draft)
+        if typed is not None and not self._turns.edits_drafts and self._only_images(self.draft):
+            typed = self.draft + typed
+        return typed
 
     def _take(self, typed: str) -> None:
         """Process one turn, which may be a command, a question or empty."""
+        lead = self.images.leading(typed)
+        typed, images = typed.removeprefix(lead), "".join(lead.split())
         block = plain.without_quotes(typed)
         line = typed.strip()
         if block is not None:
-            self.ask(block)
+            self.ask(images + block)
         elif command := _COMMAND.fullmatch(typed):
+            if self.images.within(command["argument"]):
+                raise UsageError(f"/{command['name']}: images can be only in questions", hint="/image FILE adds one")
+            self.offer(images)
             self._run_command(self, command["name"], command["argument"].strip())
         elif line.startswith("/"):
-            self.ask(line.removeprefix("/") if typed.startswith("//") else line)
+            self.ask(images + (line.removeprefix("/") if typed.startswith("//") else line))
         else:
-            self.ask(typed.rstrip())
+            self.ask(images + typed.rstrip())
 
     # Methods for the slash commands
 
@@ -146,8 +170,14 @@ class Chat:
         """Ask a question and answer it. Empty questions are ignored."""
         if not question.strip():
             return
-        self.record.add(QuestionAsked(checked_text(question, "question"), now()))
-        self._answer(self._new_seed())
+        text, shown = self.images.parted(question)
+        given = self.images.within(question)
+        if not given:
+            tell_of_paths_in_text(text, COMMAND)
+        for image in given:
+            self.record.hold(image.sha256, image.data)
+        self.record.add(QuestionAsked(checked_text(text, "question"), now(), shown))
+        self._answer(self._new_seed(), given)
 
     @property
     def engine(self) -> Answering:
@@ -209,6 +239,29 @@ class Chat:
             out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
         self._answer(seed)
 
+    def add_images(self, images: Sequence[GivenImage]) -> None:
+        """Put images into the next question. Raises UsageError if there are too many."""
+        signs = "".join(self.images.add(image) for image in images)
+        if not self._turns.edits_drafts:
+            for sign in signs:
+                self.confirm(self.images.label(sign, self._next_draft + signs) or "")
+        self.offer(f"{self._next_draft}{signs}")
+
+    def _only_images(self, draft: str) -> bool:
+        return bool(draft) and self.images.leading(draft) == draft
+
+    def _tell_of_unsent_images(self) -> None:
+        if not self._turns.edits_drafts and self._only_images(self.draft):
+            out.note("no question followed the image, so the model has not seen it")
+
+    def _image_file(self, sha256: str) -> bytes:
+        """Return the file of an image of the conversation. Raises ImageFileError."""
+        return self.record.image(next(image for image in self.conversation.images if image.sha256 == sha256))
+
+    def draft_of(self, asked: QuestionAsked) -> str:
+        """Return a question of the conversation as a draft."""
+        return self.images.draft_of(asked, self.record.image)
+
     def switch_model(self, name: str) -> None:
         """Continue this conversation with another model. Do nothing if the other model is already in use.
 
@@ -216,7 +269,7 @@ class Chat:
         """
         try:
             with self._turns.answering(), self._signals.reading():
-                switched = self._models.switch(name)
+                switched = self._models.switch(name, images=bool(self.conversation.images))
         finally:
             self._models.reopen()
         if switched:
@@ -283,8 +336,36 @@ class Chat:
 
     # Answers
 
-    def _answer(self, seed: int | None) -> None:
-        """Answer the last question, and run the tools that the model calls before its final answer."""
+    def _open_eyes(self) -> None:
+        """Reopen the model with its projector. If this fails, reopen it as it was, and raise UsageError."""
+        try:
+            with self._turns.answering(), self._signals.reading():
+                self._models.see_images()
+        except (LlmrunError, OSError) as error:
+            self._models.reopen()
+            self._withdraw()
+            raise UsageError(str(error), hint=getattr(error, "hint", "")) from error
+        except KeyboardInterrupt:
+            self._models.reopen()
+            self._withdraw()
+            raise
+        self._begin_with_context()
+
+    def _tell_of_images(self, given: Sequence[GivenImage]) -> None:
+        """Print notes about images that the current model sees for the first time."""
+        for image in given:
+            if (known := (image.sha256, self._models.lasting_name)) not in self._told:
+                self._told.add(known)
+                tell_of_image(image, self._models.measure(image.header))
+
+    def _answer(self, seed: int | None, given: Sequence[GivenImage] = ()) -> None:
+        """Answer the last question, and run the tools that the model calls before its final answer.
+
+        given  the images of the question, if they are new
+        """
+        if self.conversation.images and not self.engine.sees_images:
+            self._open_eyes()
+        self._tell_of_images(given)
         if self._tools is not None:
             self._tools.refresh()
         for _ in range(MOST_ROUNDS):
@@ -300,7 +381,11 @@ class Chat:
 
         If no answer begins and there is no earlier answer, withdraw the question.
         """
-        request = self._request(seed)
+        try:
+            request = self._request(seed)
+        except ImageFileError:
+            self._withdraw()
+            raise
         try:
             finished = self._stream_what_fits(request)
         except ContextExceeded as error:
@@ -372,7 +457,7 @@ class Chat:
         """Save and show an answer as it streams. Returns None if the answer was stopped before its first text."""
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
         saying = Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream)
-        with self._models.saving(self.record.path), saying, prompt_reporter(self.engine) as waiting:
+        with self._models.saving(self.record.path), saying, prompt_reporter(self.engine, request) as waiting:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # the signal may have arrived before the engine received the request
                     self.engine.cancel_current()
@@ -397,11 +482,11 @@ class Chat:
 
     def _withdraw(self) -> bool:
         """Remove the last question and offer it for editing. Returns False if the question already has an answer."""
-        question = self.conversation.unanswered
-        if question is None:
+        if self.conversation.unanswered is None:
             return False
+        question = self.draft_of(self.conversation.exchanges[-1].asked)
         self.record.add(Undone())
-        self.offer(question)
+        self.offer(self._next_draft + question)
         self._failed = question
         return True
 
@@ -410,6 +495,8 @@ class Chat:
         if self.conversation.is_stopped_at_calls:
             out.note(f"the last answer was stopped while it called tools; {CONTINUES}")
         question = self.conversation.unanswered
+        if question is not None:
+            question = self.conversation.shown_question(self.conversation.exchanges[-1])
         if question is not None and self._withdraw():
             out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")
 

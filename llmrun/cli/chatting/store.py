@@ -5,6 +5,7 @@
                                                    began, then one line per piece of the answer
     conversations/why-is-the-sky-blue.5f2c81d0.kv  the saved state for one of its models (see context.py)
     conversations/saved/NAME.jsonl                 a copy, written atomically
+    conversations/images/                          the images of all conversations (see image_files.py)
     conversations/.locks/                          the lock files of conversations that are open for writing
 
 Folders are created with mode 0700 and files with mode 0600. Earlier versions of llmrun used file names such as
@@ -35,6 +36,7 @@ from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_BINARY
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import Answered, Began, Event, Piece, from_line, to_line
+from llmrun.cli.chatting.image_files import ImageFiles
 from llmrun.engine.saved_state.budget import ENDING
 
 if TYPE_CHECKING:
@@ -263,6 +265,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.images = ImageFiles(folder / "images")
 
     def latest(self) -> Path | None:
         """Return the most recently written journal that has at least one question.
@@ -320,7 +323,8 @@ class Store:
 
     def _new_path(self, conversation: Conversation) -> tuple[Path, Lock]:
         """Find an unused name and lock it."""
-        words = name_for(conversation.exchanges[0].question)
+        asked = conversation.exchanges[0].asked
+        words = name_for(asked.text if asked.text.strip() or not asked.images else Path(asked.images[0].name).stem)
         for number in itertools.count(1):
             name = words if number == 1 else f"{words}-{number}"
             path = self.folder / f"{name}{CONVERSATION_ENDING}"
@@ -352,15 +356,23 @@ class Store:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a conversation or a saved copy. Raises OSError, and InUse if a chat is writing to the file."""
+        """Remove a conversation or a saved copy, and the images that no other conversation shows.
+
+        Raises OSError, and InUse if a chat is writing to the file.
+        """
         if self.is_saved_copy(path):
             path.unlink()
-            return
-        lock = lock_journal(path)
-        try:
-            remove_files(path)
-        finally:
-            lock.release()
+        else:
+            lock = lock_journal(path)
+            try:
+                remove_files(path)
+            finally:
+                lock.release()
+        self.remove_unused_images()
+
+    def remove_unused_images(self) -> None:
+        """Remove the images that no conversation and no saved copy shows. Raises OSError."""
+        self.images.remove_unused([*self.journals(), *self.named()])
 
     def _saved(self, name: str) -> Path:
         return self.folder / "saved" / f"{name}{CONVERSATION_ENDING}"

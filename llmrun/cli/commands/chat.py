@@ -10,6 +10,7 @@ Examples:
     llmrun chat qwen3:4b --continue
     llmrun chat --continue why-is-the-sky-blue
     llmrun chat ./file.gguf -s "Be brief."
+    llmrun chat qwen3-vl:4b --image cat.jpg
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments.options import NAMES as FORMATS
 from llmrun.cli.arguments.options import (
     AnswerFlags,
+    files,
     models,
     names_a_model,
     one_model,
@@ -38,7 +40,7 @@ from llmrun.cli.arguments.options import (
     speed_option,
     takes_answer_flags,
 )
-from llmrun.cli.arguments.prompts import filled_system, read_text
+from llmrun.cli.arguments.prompts import STDIN, filled_system, read_text
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
@@ -48,8 +50,10 @@ from llmrun.options.settings import RULES, Settings, load_settings, model_named,
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.cli.answers.answering import OpenModel
+    from llmrun.cli.arguments.images import GivenImage
     from llmrun.cli.chatting.context import ConversationState, Prompting
     from llmrun.cli.chatting.conversation import Conversation
+    from llmrun.cli.chatting.draft_images import DraftImages
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.model_in_use import ModelInUse
     from llmrun.cli.chatting.plain import Completions, Turns
@@ -89,6 +93,10 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", metavar="FILE", help="Add an image to the first question.", autocompletion=files),
+    ] = None,
     tools: Annotated[
         Path | None,
         typer.Option("--tools", metavar="FILE", help="Let the model call tools declared in a TOML or JSON file."),
@@ -112,6 +120,7 @@ def command(
     settings = _with_system(settings, flags, strict=chooses_model and flags.system is None)
     if save_state is not None:
         settings = replace(settings, save_state=save_state)
+    images = _images(image or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
     with (
@@ -134,15 +143,16 @@ def command(
         opening = _for_opening(settings, wanted)
         opener = _Opener(flags, opening, template, wanted.model)
         declared = _declared_tools(tools, wanted)
+        sees = bool(images or wanted.images)
         state = _state(store, settings)
         with (
-            closing(ModelInUse(opener, wanted.model, state, opening.ctx_size)) as models,
+            closing(ModelInUse(opener, wanted.model, state, opening.ctx_size, images=sees)) as models,
             _opened_tools(declared, models, wanted) as toolbox,
         ):
             check_thinking(models.opened.engine, flags, settings_for(wanted.model), wanted.preferences)
             for event in changes:  # saving follows the checks, so conversations never switch to an unusable model
                 record.add(event)
-            return _talk(models, store, record, settings_for, Prompting(variables, toolbox), keyboard)
+            return _talk(models, store, record, settings_for, Prompting(variables, toolbox), keyboard, images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class _Opener:
     template: str | None
     first: str
 
-    def fetch(self, name: str) -> str:
+    def fetch(self, name: str, *, images: bool) -> str:
         from llmrun.cli.answers.answering import fetch_model, lasting_name
 
         wanted = with_model(self.settings, name)
@@ -166,16 +176,29 @@ class _Opener:
                     out.note(f"{flag} applies only to the first model")
             wanted = replace(wanted, loras=())
             _base_settings(self.flags, name, strict=True)
-        fetch_model(wanted)
+        fetch_model(wanted, images=images)
         return lasting
 
-    def open(self, name: str, context_size: int | None) -> AbstractContextManager[OpenModel]:
+    def open(self, name: str, context_size: int | None, *, images: bool) -> AbstractContextManager[OpenModel]:
         from llmrun.cli.answers.answering import open_model
 
         template, settings = self.template, replace(with_model(self.settings, name), ctx_size=context_size)
         if name != self.first:
             template, settings = None, replace(settings, loras=())
-        return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
+        return open_model(
+            settings, chat_template=template, will_chat=True, saves_state=settings.save_state, images=images
+        )
+
+
+def _images(paths: Sequence[str]) -> Sequence[GivenImage]:
+    """Read the images of --image before the model loads. Raises UsageError."""
+    if not paths:
+        return ()
+    from llmrun.cli.arguments.images import read_images
+
+    if STDIN in paths:
+        raise UsageError("--image -: the questions of a chat come from standard input", hint="name a file")
+    return read_images(paths)
 
 
 def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Settings:
@@ -282,15 +305,18 @@ def _talk(
     settings_for: Callable[[str], Settings],
     prompting: Prompting,
     keyboard: QuietKeyboard | None,
+    images: Sequence[GivenImage],
 ) -> int:
     from llmrun.cli.chatting.archive import last_turn
     from llmrun.cli.chatting.commands import completions, run_command
+    from llmrun.cli.chatting.draft_images import DraftImages
     from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
+    draft_images = DraftImages()
     with (
-        closing(_turns(lambda before: completions(session, before), keyboard)) as turns,
+        closing(_turns(lambda before: completions(session, before), keyboard, draft_images)) as turns,
         Signals(models.cancel, turns.restore) as signals,
     ):
         session = Chat(
@@ -303,11 +329,13 @@ def _talk(
             view=answer_view(),
             signals=signals,
             run_command=run_command,
+            images=draft_images,
         )
         if turns.interactive:
             out.fields([*_introduction(models.opened.title, models.opened.engine.info), "/help lists the commands"])
             for row in last_turn(record.conversation):
                 out.fields([row])
+        session.add_images(images)
         try:
             return session.run()
         finally:
@@ -371,11 +399,11 @@ def _keyboard() -> Iterator[QuietKeyboard | None]:
         keyboard.end()
 
 
-def _turns(completions: Completions, keyboard: QuietKeyboard | None) -> Turns:
+def _turns(completions: Completions, keyboard: QuietKeyboard | None, images: DraftImages) -> Turns:
     if keyboard is not None:
         from llmrun.cli.chatting.keyboard import TerminalTurns
 
-        return TerminalTurns(completions, keyboard)
+        return TerminalTurns(completions, keyboard, images)
     from llmrun.cli.chatting.plain import PlainTurns
 
     return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))

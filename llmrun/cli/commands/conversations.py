@@ -95,12 +95,13 @@ llmrun conversations show why-is --json""",
 )
 def show(name: Name, json_output: options.Json = False, quiet: options.Quiet = False) -> int:
     """Show the questions and answers of a conversation."""
-    found = _found(_store(quiet), name, "conversations show")
+    store = _store(quiet)
+    found = _found(store, name, "conversations show")
     from llmrun.cli.chatting.archive import model_name, to_json
 
     conversation = found.conversation
     if json_output:
-        out.json(to_json(found.name, conversation))
+        out.json(to_json(found.name, conversation, store.images))
         return 0
     turns = counted(len(conversation.exchanges), "turn")
     when = format_age(found.changed, time.time())
@@ -112,7 +113,7 @@ def show(name: Name, json_output: options.Json = False, quiet: options.Quiet = F
 
     view = answer_view()
     for exchange in conversation.exchanges:
-        out.lines(["", *(f"> {line}" for line in exchange.question.splitlines())])
+        out.lines(["", *(f"> {line}" for line in conversation.shown_question(exchange).splitlines())])
         for one in exchange.rounds:
             if one.answered.text.strip():
                 view.text(one.answered.text)
@@ -188,11 +189,12 @@ def export(
     """Export a conversation as Markdown, or as JSON with messages in the format of OpenAI's API."""
     if form not in FORMATS:
         raise UsageError(f"--format: {form!r}: unknown format", hint="use markdown or json")
-    found = _found(_store(quiet), name, "conversations export")
+    store = _store(quiet)
+    found = _found(store, name, "conversations export")
     from llmrun.cli.chatting.archive import to_json, to_markdown
 
     if FORMATS[form] == "json":
-        body = to_json(found.name, found.conversation)
+        body = to_json(found.name, found.conversation, store.images)
         if output is None:
             out.json(body)
         else:
@@ -202,7 +204,7 @@ def export(
 
             _write(output, visible_json(json.dumps(body, ensure_ascii=False, indent=2)) + "\n")
         return 0
-    text = to_markdown(found.conversation)
+    text = to_markdown(found.conversation, store.images)
     if output is None:
         out.answer(text.removesuffix("\n"))
         out.end_answer()

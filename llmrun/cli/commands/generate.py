@@ -6,6 +6,7 @@ Examples:
     llmrun generate "Why is the sky blue?"
     git diff | llmrun generate "What does this change?"
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
+    llmrun generate -m qwen3-vl:4b --image cat.jpg "What is this?"
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
     llmrun generate --prompt-cache book.kv - "Who is Ishmael?" < book.txt
     llmrun generate --json-schema person.json -f article.txt "Who is this about?"
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.generating import (
+    IMAGE,
     BestOf,
+    Images,
     Null,
     Samples,
     Suffix,
@@ -43,10 +47,11 @@ from llmrun.cli.arguments.options import (
     takes_answer_flags,
     with_model_option,
 )
-from llmrun.cli.arguments.prompts import Prompts, chat_messages, read_prompt, read_text
+from llmrun.cli.arguments.prompts import STDIN, Prompts, chat_messages, names_image, read_prompt, read_text
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
+    from llmrun.cli.arguments.images import GivenImage
     from llmrun.options.settings import Settings
 
 LISTING = {"heading": "Run models", "place": 11}
@@ -72,6 +77,7 @@ def command(
     raw: Annotated[
         bool, options.prompt_option("--raw", help="Send the prompt as it is, without a chat template.")
     ] = False,
+    image: Images = None,
     suffix: Suffix = None,
     suffix_file: SuffixFile = None,
     logprobs: Annotated[
@@ -105,7 +111,8 @@ def command(
     if prompt_cache is not None:
         check_prompt_cache(prompt_cache, settings.model)
     if record is not None:
-        check_recordable(record, settings, several=samples is not None, cached=prompt_cache is not None)
+        cached, several = prompt_cache is not None, samples is not None
+        check_recordable(record, settings, several=several, cached=cached, images=bool(image))
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.fixed_seed)
     bias = parse_logit_bias(logit_bias or ())
     response_format = flags.response_format()
@@ -121,9 +128,13 @@ def command(
         exact=after is not None,
         required=prompts.needs_input,
         no_stdin=no_stdin,
+        image_on_stdin=STDIN in (image or ()),
     )
     text, system = prompts.filled(asked)
-    messages = chat_messages(text, system)
+    images = _images(image or (), text, raw=raw, fills=after is not None, no_stdin=no_stdin)
+    if not images:
+        _check_for_paths([*(prompt or ()), prompt_option or ""])
+    messages = chat_messages(text, system, [each.sha256 for each in images])
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answering import (
@@ -154,6 +165,7 @@ def command(
         max_sequences=count,
         will_constrain=response_format is not None,
         saves_state=prompt_cache is not None,
+        images=bool(images),
         watch=recorder.watcher if recorder is not None else unwatched,
     ) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
@@ -163,9 +175,14 @@ def command(
         if not raw:
             check_thinking(opened.engine, flags, settings, typed)
         wish = Wish(None, None) if raw else wanted_thinking(opened.engine, settings, typed)
-        plain = TextPrompt(text) if after is None else FillPrompt(text, after)
+        if images:
+            from llmrun.cli.arguments.images import tell_of_images
+
+            tell_of_images(images, opened.projector())
+        plain = TextPrompt(text, tuple(each.data for each in images)) if after is None else FillPrompt(text, after)
+        files = {each.sha256: each.data for each in images}
         request = Request(
-            prompt=plain if raw else ChatPrompt(messages, template_kwargs=variables),
+            prompt=plain if raw else ChatPrompt(messages, template_kwargs=variables, images=files),
             max_tokens=settings.token_limit,
             stop=stops,
             sampling=sampling,
@@ -179,7 +196,7 @@ def command(
         if settings.log if log is None else log:
             from llmrun.cli.answers.answer_log import logger
 
-            log_answer = logger(opened.preset or None)
+            log_answer = logger(opened.preset or None, {each.sha256: each.name for each in images})
         if prompt_cache is not None:
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
@@ -204,6 +221,31 @@ def command(
             stream=settings.stream,
             log=log_answer if recorder is None else recorder.after(opened, log_answer),
         )
+
+
+def _images(given: Sequence[str], text: str, *, raw: bool, fills: bool, no_stdin: bool) -> Sequence[GivenImage]:
+    """Read the images of --image. Raises UsageError."""
+    if not given:
+        return ()
+    if fills:
+        raise UsageError(f"{IMAGE}: cannot be combined with --suffix")
+    from llmrun.cli.arguments.images import read_images
+    from llmrun.engine.requests import IMAGE_MARKER
+
+    if raw and (count := text.count(IMAGE_MARKER)) != len(given):
+        raise UsageError(
+            f"{IMAGE}: {counted(len(given), 'image')} for a raw prompt with {counted(count, 'marker')}",
+            hint=f"write {IMAGE_MARKER} in the prompt where each image belongs",
+        )
+    return read_images(given, no_stdin=no_stdin)
+
+
+def _check_for_paths(words: Sequence[str]) -> None:
+    """Print a note if the prompt that was typed names an image file, because users of Ollama may expect to send it."""
+    if any(names_image(word) for word in words):
+        from llmrun.cli.arguments.images import tell_of_paths_in_text
+
+        tell_of_paths_in_text(" ".join(words), IMAGE)
 
 
 def _check_first_word(words: Sequence[str]) -> None:

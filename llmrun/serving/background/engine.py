@@ -155,6 +155,11 @@ class BackgroundEngine:
         return self._facts.template
 
     @property
+    def sees_images(self) -> bool:
+        """See Engine. Background engines have no projector."""
+        return self._other is not None and self._other.sees_images
+
+    @property
     def takes_chats(self) -> bool:
         """See Engine."""
         return self._facts.takes_chats

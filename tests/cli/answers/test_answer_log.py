@@ -36,7 +36,7 @@ def answered(text: str, sent: frozenset[str] | None = None) -> AnsweredRequest:
 
 
 def test_an_entry_has_everything_that_made_the_answer() -> None:
-    found = entry_of(answered("hi"), "pirate")
+    found = entry_of(answered("hi"), "pirate", {})
     assert (found["system"], found["prompt"], found["answer"], found["model"]) == ("Be brief.", "hi", "hi", "m")
     assert found["preset"] == "pirate"
     assert (found["seed"], found["finish_reason"]) == (5, "cancelled")
@@ -46,14 +46,14 @@ def test_an_entry_has_everything_that_made_the_answer() -> None:
 
 
 def test_sampling_that_a_server_decided_is_not_claimed() -> None:
-    found = entry_of(answered("hi", frozenset({"top_k"})), None)
+    found = entry_of(answered("hi", frozenset({"top_k"})), None, {})
     assert (found["sampling"], found["seed"]) == ({"top_k": 3}, None)
 
 
 def test_secrets_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_API_KEY", "sk-very-secret")
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
-    found = json.dumps(entry_of(answered("sk-very-secret and hf_abcdefgh at https://me:pass@host"), None))
+    found = json.dumps(entry_of(answered("sk-very-secret and hf_abcdefgh at https://me:pass@host"), None, {}))
     assert "sk-very" not in found
     assert "hf_abc" not in found
     assert "pass@" not in found

@@ -88,7 +88,7 @@ WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
         (json.dumps(GOOD | {"reason": "bored"}).encode(), "'bored' is not one of"),
         (json.dumps(GOOD | {"ttft_s": -1}).encode(), "ttft_s: -1 is not a float"),
         (json.dumps(GOOD | {"ttft_s": "1"}).encode(), "ttft_s: '1' is not a float"),
-        (b'{"event":"began","format":5,"conversation":"","model":"","created":"","version":""}', "reads format 4"),
+        (b'{"event":"began","format":6,"conversation":"","model":"","created":"","version":""}', "reads format 5"),
         (json.dumps(WHOLE | {"reason": "bored"}).encode(), "answered: reason: 'bored' is not one of"),
         (json.dumps(WHOLE | {"thinking": 1}).encode(), "answered: thinking: 1 is not"),
         (b'{"event": "call", "id": "x", "name": "echo"}', "not id, name, arguments"),

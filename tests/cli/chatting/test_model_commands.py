@@ -145,7 +145,7 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, capsys: Capt
 
 
 def test_ctrl_c_stops_a_download_and_the_model_stays(tmp_path: Path, capsys: Capture) -> None:
-    def interrupted(name: str) -> str:
+    def interrupted(name: str, *, images: bool) -> str:
         raise KeyboardInterrupt
 
     with session(tmp_path) as found:

@@ -9,6 +9,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.processors import TransformationInput
 
+from llmrun.cli.chatting.draft_images import DraftImages
 from llmrun.cli.chatting.keyboard import Pastes, ShownPastes
 
 LONG = "a line\n" * 20
@@ -38,7 +39,7 @@ def test_words_stand_in_for_it_and_the_cursor_knows_where() -> None:
     line = "a" + pastes.folded(LONG) + "b"
     document = Document(line)
     control = BufferControl(Buffer(document=document))
-    shown = ShownPastes(pastes).apply_transformation(
+    shown = ShownPastes(pastes, DraftImages()).apply_transformation(
         TransformationInput(control, document, 0, lambda at: at, [("", line)], 80, 24)
     )
     words = "[21 lines pasted]"

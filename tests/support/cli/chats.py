@@ -17,6 +17,7 @@ from llmrun.cli.answers.answering import OpenModel
 from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import ConversationState, Prompting
 from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.draft_images import DraftImages
 from llmrun.cli.chatting.model_in_use import ModelInUse
 from llmrun.cli.chatting.plain import Meter, Turns
 from llmrun.cli.chatting.saying import ConversationRecord
@@ -25,6 +26,7 @@ from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
 from llmrun.engine.engine import Engine
 from llmrun.engine.tools.toolbox import Toolbox
+from llmrun.model.vision.layout import Projector
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.options.settings import Settings
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
@@ -132,6 +134,7 @@ class ScriptedOpener:
     templates         True if models other than "scripted" have a chat template
     lose_after_first  True if a model can be opened only once
     largest_context   the size of the largest context that fits
+    projectors        the projectors of the models that can read images, by name
     """
 
     models: Mapping[str, ScriptedBackend | LlmrunError]
@@ -139,14 +142,17 @@ class ScriptedOpener:
     templates: bool = True
     lose_after_first: bool = False
     largest_context: int = 10_000
+    projectors: Mapping[str, Path] = field(default_factory=dict)
 
-    def fetch(self, name: str) -> str:
+    def fetch(self, name: str, *, images: bool) -> str:
+        if images and name not in self.projectors:
+            raise ModelNotFound(f"{name}: no projector (mmproj) found, so this model cannot read images")
         if name not in self.models:
             raise ModelNotFound(f"model: {name!r}: neither a model in the catalogue nor a file")
         return name
 
     @contextmanager
-    def open(self, name: str, context_size: int | None) -> Iterator[OpenModel]:
+    def open(self, name: str, context_size: int | None, *, images: bool) -> Iterator[OpenModel]:
         if self.lose_after_first and name in self.opened:
             raise BadGGUF(f"{name} is gone")
         self.opened.append(name)
@@ -161,10 +167,15 @@ class ScriptedOpener:
         backend._closed = False
         for sequence in backend.kv.sequences:
             sequence.clear()
+        projector: Projector | None = None
+        if path := self.projectors.get(name):
+            seeing = ScriptedBackend(echo, projector=path)
+            projector = seeing.vision.projector if seeing.vision else None
+            backend = seeing if images else backend
         with Engine(backend) as engine:
             if not (self.templates or name == "scripted"):
                 engine._prompts.template = None
-            yield OpenModel(engine, name, SamplingParams())
+            yield OpenModel(engine, name, SamplingParams(), projector=lambda: projector)
 
 
 @dataclass
@@ -197,17 +208,19 @@ def session(
     others: Mapping[str, ScriptedBackend | LlmrunError] | None = None,
     toolbox: Toolbox | None = None,
     saves_state: bool = False,
+    projectors: Mapping[str, Path] | None = None,
 ) -> Iterator[Session]:
     """Yield a session on a scripted backend that echoes (or on `backend`), with conversations under `data`.
 
-    `others` are the models that /model finds, or errors for those that cannot be opened.
+    `others` are the models that /model finds, or errors for those that cannot be opened. `projectors` are those of
+    models that read images.
     """
     backend = backend or ScriptedBackend(echo)
     state = ConversationState(data / "conversations", 1 << 30) if saves_state else None
     store = Store(data / "conversations")
     record = record or ConversationRecord(store, new_conversation("scripted"))
     turns, view = ListedTurns([], interactive=interactive), ListedView()
-    opener = ScriptedOpener({"scripted": backend, **(others or {})})
+    opener = ScriptedOpener({"scripted": backend, **(others or {})}, projectors=projectors or {})
     with closing(ModelInUse(opener, "scripted", state)) as models, Signals(models.cancel, turns.restore) as signals:
         chat = Chat(
             models,
@@ -219,6 +232,7 @@ def session(
             view=view,
             signals=signals,
             run_command=run_command,
+            images=DraftImages(),
         )
         try:
             yield Session(chat, turns, view, backend, opener)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,11 @@ from llmrun.cli.chatting.events import (
     ToolAnswered,
     ToolCalled,
 )
+from llmrun.cli.chatting.image_files import ImageFiles
 from tests.support.cli.conversations import folded, histories
 
 BEGAN = Began(3, "c", "/models/fox.gguf", "2026-01-02T03:04:05Z", "0.1.0")
+NO_IMAGES = ImageFiles(Path("no-such-folder"))
 HELD: list[Event] = [
     BEGAN,
     SystemSet("Be brief."),
@@ -38,7 +41,7 @@ HELD: list[Event] = [
 
 
 def test_markdown_has_a_heading_for_each_turn() -> None:
-    assert to_markdown(folded(HELD)) == (
+    assert to_markdown(folded(HELD), NO_IMAGES) == (
         "# Why?\n\nfox, 2026-01-02T03:04:05Z, 2 turns\n\n"
         "## System\n\nBe brief.\n\n## You\n\nWhy?\n\n"
         "## fox\n\n<details><summary>Thinking</summary>\n\nLet me see.\n\n</details>\n\n"
@@ -47,7 +50,7 @@ def test_markdown_has_a_heading_for_each_turn() -> None:
 
 
 def test_json_has_the_messages_as_openai_has_them() -> None:
-    body = to_json("why", folded(HELD))
+    body = to_json("why", folded(HELD), NO_IMAGES)
     assert body["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?", "time": "2026-01-02T03:04:06Z"},
@@ -80,7 +83,7 @@ CALLED: list[Event] = [
 
 
 def test_markdown_has_calls_and_results_as_code() -> None:
-    text = to_markdown(folded(CALLED))
+    text = to_markdown(folded(CALLED), NO_IMAGES)
     assert text.endswith(
         "## fox\n\n<details><summary>Thinking</summary>\n\nA tool.\n\n</details>\n\nLet me see.\n\n"
         "Tool call: `e'ch o`\n\n" + '````\n{"text": "```\\n"}\n````\n\n'
@@ -91,7 +94,7 @@ def test_markdown_has_calls_and_results_as_code() -> None:
 
 
 def test_json_has_calls_and_results_as_openai_has_them() -> None:
-    question, called, *results, answer = to_json("why", folded(CALLED))["messages"]
+    question, called, *results, answer = to_json("why", folded(CALLED), NO_IMAGES)["messages"]
     assert question["role"] == "user"
     assert called["tool_calls"][1] == {"id": "y", "type": "function", "function": {"name": "time", "arguments": ""}}
     assert (called["finish_reason"], called["seed"], called["reasoning_content"]) == ("tool_calls", 7, "A tool.")
@@ -101,13 +104,18 @@ def test_json_has_calls_and_results_as_openai_has_them() -> None:
 
 def test_stopped_calls_are_exported() -> None:
     conversation = folded(CALLED[:-3])
-    assert "Tool call: `time`" in to_markdown(conversation)
-    assert [one["role"] for one in to_json("x", conversation)["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert "Tool call: `time`" in to_markdown(conversation, NO_IMAGES)
+    assert [one["role"] for one in to_json("x", conversation, NO_IMAGES)["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
 
 
 @pytest.mark.push
 @given(histories())
 def test_every_conversation_can_be_exported(history: list[Event]) -> None:
     conversation = folded(history)
-    assert "\x1b" not in to_markdown(conversation)
-    assert json.loads(json.dumps(to_json("x", conversation)))["title"] == conversation.title
+    assert "\x1b" not in to_markdown(conversation, NO_IMAGES)
+    assert json.loads(json.dumps(to_json("x", conversation, NO_IMAGES)))["title"] == conversation.title
