@@ -21,6 +21,7 @@ from llmrun.cli.arguments.generating import IMAGE
 from llmrun.cli.arguments.prompts import IMAGE_SUFFIXES, STDIN, read_stdin_bytes
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
+from llmrun.engine.images import check_count
 from llmrun.formats.images.header import MOST_BYTES, MOST_IMAGES, ImageHeader, looks_like_image, read_header
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class GivenImage(Struct, frozen=True):
 
 def read_images(paths: Sequence[str], *, no_stdin: bool = False) -> list[GivenImage]:
     """Read the images of --image. Raises UsageError if one of them is missing, unreadable or not an image."""
-    if len(paths) > MOST_IMAGES:
-        raise UsageError(f"{IMAGE}: {len(paths)} images, but a prompt can have at most {MOST_IMAGES}")
+    check_count(len(paths))
     if paths.count(STDIN) > 1 or (STDIN in paths and no_stdin):
         why = "cannot be combined with --no-stdin" if no_stdin else "standard input can be read only once"
         raise UsageError(f"{IMAGE} -: {why}")

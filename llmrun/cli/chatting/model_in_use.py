@@ -98,8 +98,8 @@ class ModelInUse:
 
     def measure(self, header: ImageHeader) -> ImageLayout | None:
         """Return how the current model sees an image, or None if that is unknown or if the model cannot read it."""
-        projector = self.opened.projector()
         try:
+            projector = self.opened.projector()
             return projector.layout(header.width, header.height) if projector else None
         except LlmrunError:
             return None

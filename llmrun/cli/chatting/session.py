@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
+from llmrun.base.errors import (
+    BackendCrashed,
+    ContextExceeded,
+    InvalidAnswer,
+    LlmrunError,
+    NetworkError,
+    TemplateRefused,
+    UsageError,
+)
 from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
 from llmrun.cli.answers.report import AnsweredRequest, explain_length, prompt_reporter, show_statistics
@@ -53,10 +61,14 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
 
+class ImageFailed(LlmrunError):
+    """The model could not read an image, but can answer other questions."""
+
+
 # The following errors end the turn, but not the chat.
 SURVIVED = (
-    *(UsageError, ContextExceeded, TemplateRefused, ConversationFileError, ImageFileError, NetworkError),
-    InvalidAnswer,
+    *(UsageError, ContextExceeded, TemplateRefused, ConversationFileError, ImageFileError, ImageFailed),
+    *(NetworkError, InvalidAnswer),
 )
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
@@ -170,6 +182,8 @@ class Chat:
         """Ask a question and answer it. Empty questions are ignored."""
         if not question.strip():
             return
+        lead = self.images.leading(question)
+        question = "".join(lead.split()) + question.removeprefix(lead)
         text, shown = self.images.parted(question)
         given = self.images.within(question)
         if not given:
@@ -395,6 +409,11 @@ class Chat:
         except (TemplateRefused, UsageError, NetworkError):
             self._withdraw()
             raise
+        except LlmrunError as error:
+            if not self.conversation.images or isinstance(error, BackendCrashed):
+                raise
+            self._withdraw()
+            raise ImageFailed(str(error), hint=error.hint) from error
         if finished is None:
             self._stopped_early()
             return ()

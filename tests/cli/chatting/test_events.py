@@ -46,6 +46,7 @@ def test_a_path_that_is_not_utf_8_survives() -> None:
     assert from_line(line) == event
 
 
+SHOWN = {"at": 0, "sha256": "a" * 64, "name": "a.png", "format": "PNG", "width": 3, "height": 2}
 GOOD = {"event": "end", "reason": "stop", "context_used": 9, "prompt_tokens": 5, "cached_tokens": 0}
 GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
 WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
@@ -70,6 +71,18 @@ WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
         (b'{"event": "question", "text": 7, "time": ""}', "text: 7 is not a str"),
         (b'{"event": "question", "text": null, "time": ""}', "text: None is not a str"),
         (b'{"event": "text", "text": "\\ud800"}', "is not a str"),
+        *[
+            (json.dumps({"event": "question", "text": "why?", "time": "", "images": images}).encode(), said)
+            for images, said in (
+                ({}, "images: {} is not"),
+                ([{**SHOWN, "width": "3"}], "is not a tuple[imageshown, ...]"),
+                ([{**SHOWN, "more": 1}], "is not a tuple"),
+                ([{**SHOWN, "at": 5}], "not in the order of their places"),
+                ([{**SHOWN, "at": 2}, SHOWN], "not in the order of their places"),
+                ([{**SHOWN, "sha256": "../../etc/passwd"}], "not 64 hexadecimal digits"),
+                ([{**SHOWN, "sha256": "a" * 63 + "\n"}], "not 64 hexadecimal digits"),
+            )
+        ],
         (b'{"event": "answer", "seed": true}', "seed: True is not a int"),
         (b'{"event": "answer", "seed": -1}', "seed: -1"),
         (b'{"event": "answer", "seed": 18446744073709551616}', "seed: 18446744073709551616"),

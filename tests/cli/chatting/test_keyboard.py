@@ -20,6 +20,7 @@ import termios
 
 from tests.support.cli.commands import TIMEOUT_S, modes_of_a_new_terminal, module_on_terminal
 from tests.support.cli.terminals import Terminal
+from tests.support.engine.pictures import plain, png
 
 pytestmark = pytest.mark.push
 
@@ -443,3 +444,110 @@ def test_long_input_breaks_between_words(tmp_path: Path) -> None:
     prompt.press("\r")
     assert prompt.turns(1) == ["Yes: Please explain to me why the sky is so very wonde"]
     prompt.leave()
+
+
+LABEL = "[image 1: my cat.png 30x20]"
+
+
+@pytest.fixture
+def cat(tmp_path: Path) -> Path:
+    path = tmp_path / "my cat.png"
+    path.write_bytes(png(plain(30, 20)))
+    return path
+
+
+def test_a_dropped_image_is_shown_and_sent(prompt: Prompt, cat: Path) -> None:
+    prompt.press("what is ")
+    prompt.paste(f"'{cat}' ")
+    prompt.press("?")
+    prompt.shows(f"> what is {LABEL} ?")
+    prompt.press("\r")
+    assert prompt.turns(1) == [f"what is {LABEL} ?"]
+
+
+def test_an_image_is_deleted_like_a_character(prompt: Prompt, cat: Path) -> None:
+    prompt.paste(str(cat))
+    prompt.shows(LABEL)
+    prompt.press(BACKSPACE, BACKSPACE, "nothing", "\r")
+    assert prompt.turns(1) == ["nothing"]
+
+
+def test_images_are_numbered_in_their_order(prompt: Prompt, cat: Path) -> None:
+    prompt.paste(str(cat))
+    prompt.shows(LABEL)
+    prompt.press(CTRL_A)
+    prompt.paste(str(cat))
+    prompt.shows(f"{LABEL} [image 2: my cat.png 30x20]")
+
+
+def test_a_typed_path_becomes_an_image_at_the_space(prompt: Prompt, cat: Path) -> None:
+    prompt.press(f"what is '{cat}'", " ")
+    prompt.shows(f"> what is {LABEL} ")
+    prompt.press("?", "\r")
+    assert prompt.turns(1) == [f"what is {LABEL} ?"]
+
+
+def test_enter_shows_an_image_before_sending_it(prompt: Prompt, cat: Path) -> None:
+    prompt.press(str(cat).replace(" ", "\\ "), "\r")
+    prompt.shows(f"> {LABEL}")
+    prompt.shows("Enter sends it")
+    prompt.press("\r")
+    assert prompt.turns(1) == [LABEL]
+
+
+def test_tab_turns_an_image_back_into_its_path(prompt: Prompt, cat: Path) -> None:
+    prompt.press("see ")
+    prompt.press(f"'{cat}'", " ")
+    prompt.shows(LABEL)
+    prompt.press(BACKSPACE, TAB, " ", "\r")
+    assert prompt.turns(1) == [f"see '{cat}' "]
+
+
+def test_paths_of_other_files_stay_text(prompt: Prompt, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    texts = [f"{tmp_path}/missing.png", f"{tmp_path}/notes.txt", str(tmp_path)]
+    for text in texts:
+        prompt.press("> ", text, " ", "\r")
+    assert prompt.turns(3) == [f"> {text} " for text in texts]
+
+
+def test_an_argument_of_a_command_stays_text(prompt: Prompt, cat: Path) -> None:
+    prompt.press("/image ")
+    prompt.paste(f"'{cat}'")
+    prompt.press(" ", "\r")
+    assert prompt.turns(1) == [f"/image '{cat}' "]
+
+
+def test_a_refused_image_is_an_error_at_once(prompt: Prompt, tmp_path: Path) -> None:
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    prompt.press("see ")
+    prompt.paste(str(tmp_path / "a.heic"))
+    prompt.shows("HEIC files are not supported")
+    prompt.press("x", "\r")
+    assert prompt.turns(1) == ["see x"]
+
+
+def test_an_image_typed_ahead_is_recognized(tmp_path: Path, cat: Path) -> None:
+    prompt = Prompt(tmp_path, seconds=1.0)
+    prompt.press("x", "\r")
+    prompt.turns(1)
+    prompt.press(f"what is '{cat}' ?", "\r")
+    assert prompt.turns(2)[1] == f"what is {LABEL} ?"
+    prompt.process.close(force=True)
+
+
+def test_the_history_has_the_path_of_an_image(prompt: Prompt, cat: Path) -> None:
+    prompt.paste(f"'{cat}'")
+    prompt.shows(LABEL)
+    prompt.press("\r")
+    prompt.turns(1)
+    prompt.press(UP)
+    prompt.shows("cat.png'")
+
+
+def test_resizing_keeps_the_labels_of_images(prompt: Prompt, cat: Path) -> None:
+    prompt.paste(str(cat))
+    prompt.shows(LABEL)
+    prompt.process.setwinsize(24, 60)
+    prompt.press("and a text that is long enough for a second row", "\r")
+    assert prompt.turns(1) == [f"{LABEL} and a text that is long enough for a second row"]

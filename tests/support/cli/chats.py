@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from llmrun.backends.scripted import ScriptedBackend, echo
+from llmrun.backends.scripted_vision import open_vision
 from llmrun.base.errors import BadGGUF, DoesNotFit, LlmrunError, ModelNotFound
 from llmrun.cli.answers.answering import OpenModel
 from llmrun.cli.chatting.commands import run_command
@@ -26,10 +28,10 @@ from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
 from llmrun.engine.engine import Engine
 from llmrun.engine.tools.toolbox import Toolbox
-from llmrun.model.vision.layout import Projector
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.options.settings import Settings
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
+from tests.support.engine.pictures import PlainDecoder
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
@@ -167,15 +169,20 @@ class ScriptedOpener:
         backend._closed = False
         for sequence in backend.kv.sequences:
             sequence.clear()
-        projector: Projector | None = None
-        if path := self.projectors.get(name):
-            seeing = ScriptedBackend(echo, projector=path)
-            projector = seeing.vision.projector if seeing.vision else None
-            backend = seeing if images else backend
+        path = self.projectors.get(name)
+        if images:
+            backend = ScriptedBackend(echo, projector=path)
         with Engine(backend) as engine:
+            if engine.image_encoder is not None:
+                vars(engine.image_encoder)["_decoder"] = PlainDecoder()
             if not (self.templates or name == "scripted"):
                 engine._prompts.template = None
-            yield OpenModel(engine, name, SamplingParams(), projector=lambda: projector)
+            yield OpenModel(
+                engine,
+                name,
+                SamplingParams(),
+                projector=lambda: None if path is None else open_vision(path, None, sleep).projector,
+            )
 
 
 @dataclass

@@ -16,6 +16,7 @@ from llmrun.cli.chatting.events import (
     Began,
     Cleared,
     Event,
+    ImageShown,
     ModelChanged,
     PreferenceSet,
     QuestionAsked,
@@ -40,13 +41,23 @@ _preferences = st.one_of(
     st.builds(PreferenceSet, st.just("think"), st.none() | st.booleans()),
     st.builds(PreferenceSet, st.just("stop"), st.none() | st.lists(st.text(min_size=1), min_size=1, max_size=3)),
 )
+
+
+@st.composite
+def _questions(draw: st.DrawFn) -> QuestionAsked:
+    text = draw(texts)
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=3)))
+    images = tuple(ImageShown(at, f"{at:064x}", draw(texts), "PNG", draw(counts), draw(counts)) for at in places)
+    return QuestionAsked(text, draw(texts), images)
+
+
 _call_ids = st.sampled_from(["", "call_0", "call_1"])
 _began = st.builds(Began, st.just(FORMAT), texts, texts, texts, texts)
 _later = st.one_of(
     st.builds(ModelChanged, texts),
     st.builds(SystemSet, st.none() | texts),
     _preferences,
-    st.builds(QuestionAsked, texts, texts),
+    _questions(),
     st.builds(AnswerBegan, st.integers(0, 2**64 - 1)),
     st.builds(Thought, texts),
     st.builds(AnswerWent, texts),

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from llmrun.cli.chatting.draft_images import DraftImages
 from llmrun.cli.chatting.keyboard import TerminalTurns
 from llmrun.cli.chatting.plain import Completion, Meter
 
@@ -31,13 +32,14 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, terminate)
-    turns = TerminalTurns(completions)
+    images = DraftImages()
+    turns = TerminalTurns(completions, images=images)
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     draft = ""
     try:
         while (turn := turns.read(Meter(7373, 8192), draft)) is not None:
             with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(turn) + "\n")
+                file.write(json.dumps(images.labelled(turn)) + "\n")
             draft = turn.removeprefix(DRAFTED) if turn.startswith(DRAFTED) else ""
             with turns.answering():
                 sys.stdout.write("answering\n")

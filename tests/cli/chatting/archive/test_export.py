@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from llmrun.cli.chatting.events import (
     AnswerWent,
     Began,
     Event,
+    ImageShown,
     PreferenceSet,
     QuestionAsked,
     SystemSet,
@@ -22,8 +25,9 @@ from llmrun.cli.chatting.events import (
     ToolAnswered,
     ToolCalled,
 )
-from llmrun.cli.chatting.image_files import ImageFiles
+from llmrun.cli.chatting.image_files import ImageFileError, ImageFiles
 from tests.support.cli.conversations import folded, histories
+from tests.support.engine.pictures import plain, png
 
 BEGAN = Began(3, "c", "/models/fox.gguf", "2026-01-02T03:04:05Z", "0.1.0")
 NO_IMAGES = ImageFiles(Path("no-such-folder"))
@@ -113,9 +117,26 @@ def test_stopped_calls_are_exported() -> None:
     ]
 
 
+def test_exports_have_the_images_of_questions(tmp_path: Path) -> None:
+    images, data = ImageFiles(tmp_path / "images"), png(plain(3, 2))
+    shown = ImageShown(3, sha256(data).hexdigest(), "a]b\x1b.png", "PNG", 3, 2)
+    with images.saving([(shown, data)]):
+        pass
+    conversation = folded([BEGAN, QuestionAsked("is it red?", "", (shown,))])
+    link = f"![a\\]b␛.png 3x2]({images.path(shown).as_uri()})"
+    assert f"## You\n\n{link}\n\nis it red?\n" in to_markdown(conversation, images)
+    first, image, rest = to_json("x", conversation, images)["messages"][0]["content"]
+    assert (first["text"], rest["text"]) == ("is ", "it red?")
+    assert b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == data
+
+
 @pytest.mark.push
 @given(histories())
 def test_every_conversation_can_be_exported(history: list[Event]) -> None:
     conversation = folded(history)
     assert "\x1b" not in to_markdown(conversation, NO_IMAGES)
+    if conversation.images:  # their files are missing
+        with pytest.raises(ImageFileError):
+            to_json("x", conversation, NO_IMAGES)
+        return
     assert json.loads(json.dumps(to_json("x", conversation, NO_IMAGES)))["title"] == conversation.title
