@@ -10,7 +10,7 @@ Examples:
     llmrun chat qwen3:4b --continue
     llmrun chat --continue why-is-the-sky-blue
     llmrun chat ./file.gguf -s "Be brief."
-    llmrun chat qwen3-vl:4b --image cat.jpg
+    llmrun chat gemma3:4b --image cat.jpg
 """
 
 from __future__ import annotations

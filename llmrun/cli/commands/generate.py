@@ -6,7 +6,7 @@ Examples:
     llmrun generate "Why is the sky blue?"
     git diff | llmrun generate "What does this change?"
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
-    llmrun generate -m qwen3-vl:4b --image cat.jpg "What is this?"
+    llmrun generate -m gemma3:4b --image cat.jpg "What is this?"
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
     llmrun generate --prompt-cache book.kv - "Who is Ishmael?" < book.txt
     llmrun generate --json-schema person.json -f article.txt "Who is this about?"
