@@ -24,7 +24,6 @@ from llmrun.base.amounts import counted, format_age
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.chatting.conversation import Conversation, Exchange, ToolRound
 from llmrun.cli.chatting.events import Answered
-from llmrun.cli.chatting.image_files import ImageFiles
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.cli.chatting.tool_call_view import past_call_row, past_result_row
 from llmrun.cli.console.output import narrowed, wrapped
@@ -32,6 +31,7 @@ from llmrun.cli.console.terminal import columns, shortened, visible, visible_lin
 from llmrun.engine.remote.request import is_endpoint
 
 if TYPE_CHECKING:
+    from llmrun.cli.chatting.image_files import ImageFiles
     from llmrun.cli.console.output import MarkedLine
 
 

@@ -29,6 +29,7 @@ import stat
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,13 @@ from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_BINARY
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import Answered, Began, Event, Piece, from_line, to_line
-from llmrun.cli.chatting.image_files import ImageFiles
 from llmrun.engine.saved_state.budget import ENDING
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
     from llmrun.base.types import ModelInfo
+    from llmrun.cli.chatting.image_files import ImageFiles
 
 
 class ConversationFileError(LlmrunError):
@@ -265,7 +266,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.images = ImageFiles(folder / "images")
+
+    @cached_property
+    def images(self) -> ImageFiles:
+        """The images of all conversations."""
+        from llmrun.cli.chatting.image_files import ImageFiles  # commands that show no conversation need no images
+
+        return ImageFiles(self.folder / "images")
 
     def latest(self) -> Path | None:
         """Return the most recently written journal that has at least one question.

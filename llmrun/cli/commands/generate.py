@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.generating import (
@@ -229,6 +228,7 @@ def _images(given: Sequence[str], text: str, *, raw: bool, fills: bool, no_stdin
         return ()
     if fills:
         raise UsageError(f"{IMAGE}: cannot be combined with --suffix")
+    from llmrun.base.amounts import counted
     from llmrun.cli.arguments.images import read_images
     from llmrun.engine.requests import IMAGE_MARKER
 
