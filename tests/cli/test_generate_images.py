@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli.commands import scripted
+from tests.support.cli.commands import llmrun, scripted
 from tests.support.engine.pictures import BLUE, plain, png
 
 RED_PNG, BLUE_PNG = png(plain(40, 20)), png(plain(20, 20, BLUE))
@@ -86,6 +86,8 @@ def test_the_log_names_the_images(files: Path) -> None:
     entry = json.loads(line)
     assert (entry["prompt"], [image["name"] for image in entry["images"]]) == ("what?", ["cat.png"])
     assert len(line) < 5000
+    shown = llmrun("logs", "--full", env={**os.environ, **data}).stdout.decode()
+    assert "image: cat.png\n> what?\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ class PromptWindow:
                 f"exceed the limit of {info.context_size:,}"
             )
         shorter = "/undo removes them" if called else "shorten the question"
+        if conversation.exchanges[-1].asked.images and not called:
+            shorter = error.hint  # how many tokens the images take
         hint = shorter if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
         if info.context_size < info.train_context:
             hint += f"; llmrun chat --continue --ctx-size N gives it more room (trained for {info.train_context:,})"

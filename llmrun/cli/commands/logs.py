@@ -120,7 +120,9 @@ def _show_whole(entry: Entry) -> None:
     out.lines(["  ".join(facts)], dim=True)
     if entry.get("system"):
         out.lines([f"system: {line}" for line in str(entry["system"]).splitlines()])
-    out.lines([f"image: {image['name']}" for image in entry.get("images") or ()])
+    images = entry.get("images")
+    for image in images if isinstance(images, list) else ():
+        out.lines([f"image: {image.get('name')}"] if isinstance(image, dict) else [])
     out.lines([f"> {line}" for line in entry["prompt"].splitlines()])
     if entry.get("suffix"):
         out.lines([f"suffix: {line}" for line in str(entry["suffix"]).splitlines()])

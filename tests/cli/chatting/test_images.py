@@ -261,3 +261,17 @@ def test_an_image_without_a_question_is_told(capsys: Capture) -> None:
     with seeing(interactive=False) as found:
         found.run("/image dog.png")
     assert "the model has not seen it" in capsys.readouterr().err
+
+
+def test_a_full_context_tells_the_tokens_of_images(capsys: Capture) -> None:
+    Path("big.png").write_bytes(png(plain(800, 600)))
+    with seeing() as found:
+        found.run("/set ctx_size 100", "/image big.png", "what?", "hi")
+        assert answers(found) == ["You said: hi"]
+    assert "the image takes 256 tokens" in capsys.readouterr().err
+
+
+def test_searches_find_the_names_of_images(capsys: Capture) -> None:
+    with seeing() as found:
+        found.run("/image dog.png", "what?", "/search dog.png")
+    assert "> [image 1: dog.png 40x60] what?" in capsys.readouterr().err

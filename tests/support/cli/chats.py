@@ -161,6 +161,9 @@ class ScriptedOpener:
         backend = self.models[name]
         if isinstance(backend, LlmrunError):
             raise backend
+        path = self.projectors.get(name)
+        if images:
+            backend = ScriptedBackend(echo, projector=path)
         if context_size is not None and context_size > self.largest_context:
             raise DoesNotFit("no memory for this context")
         if context_size is not None:
@@ -169,9 +172,6 @@ class ScriptedOpener:
         backend._closed = False
         for sequence in backend.kv.sequences:
             sequence.clear()
-        path = self.projectors.get(name)
-        if images:
-            backend = ScriptedBackend(echo, projector=path)
         with Engine(backend) as engine:
             if engine.image_encoder is not None:
                 vars(engine.image_encoder)["_decoder"] = PlainDecoder()
