@@ -183,11 +183,11 @@ def open_model(
             )
 
         opened: OpenModel | None = None
-        images = images or settings.mmproj not in (None, MMPROJ_OFF)
-        if images:
-            out.detail("warm       no: only the CPU engine runs in the background, and it cannot read images yet")
-        elif settings.warm and watch is unwatched and not is_stand_in(settings.backend):
-            opened = _joined(held, settings, chat_template, open_here)
+        if settings.warm and watch is unwatched and not is_stand_in(settings.backend):
+            if images or settings.mmproj not in (None, MMPROJ_OFF):
+                out.detail("warm       no: only the CPU engine runs in the background, and it cannot read images yet")
+            else:
+                opened = _joined(held, settings, chat_template, open_here)
         opened = opened or open_here()
         engine = opened.engine
         check_generates(engine.info)

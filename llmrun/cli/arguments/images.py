@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 COMMAND: Final = "/image"
 _FIRST_BYTES = 64  # enough for `looks_like_image`
 _MOST_NOTES = 3
+_LONGEST_TOLD = 1000  # characters of a prompt
 _LONGEST_DROP = 1 << 15  # characters
 _ANCHOR = r"(?:~?/|\.\.?/|file://|~?\\|\.\.?\\|[A-Za-z]:[\\/])"  # the beginning of a path that is not just a word
 # A word of the text that is a path: in quotes, or with a backslash before each space
@@ -171,8 +172,12 @@ def has_image_suffix(name: str) -> bool:
 def tell_of_paths_in_text(text: str, way: str) -> None:
     """Print notes about image files that a prompt names, because the model sees only the names. Nothing is opened.
 
+    Long prompts are often logs or code, which name many files, so they get no notes.
+
     way  how users show the image to the model: IMAGE or COMMAND
     """
+    if len(text) > _LONGEST_TOLD:
+        return
     paths = [word for word in _PATH.findall(text) if has_image_suffix(word.strip("'\""))]
     names = [name for name in _NAME.findall(text) if not any(name in path for path in paths)]
     for word in [*paths, *names][:_MOST_NOTES]:

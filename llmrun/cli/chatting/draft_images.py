@@ -6,6 +6,7 @@ character. The characters are Unicode noncharacters, which texts never contain. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FIRST: Final = 0xFDD0
 SIGNS: Final = tuple(chr(_FIRST + number) for number in range(MOST_IMAGES))
+_SIGN: Final = re.compile(f"([{SIGNS[0]}-{SIGNS[-1]}])")
 _TO_PLAIN: Final = dict.fromkeys(map(ord, SIGNS), "\ufffd")
 
 
@@ -86,7 +88,7 @@ class DraftImages:
 
     def labelled(self, text: str) -> str:
         """Return a draft as text in which labels stand for images."""
-        return "".join(self.label(each, text) or each for each in text)
+        return "".join(self.label(piece, text) or piece for piece in _SIGN.split(text))
 
     def from_labels(self, text: str, draft: str) -> str:
         """Return a draft that was edited as a text with labels. `draft` is the draft before that."""
@@ -98,10 +100,10 @@ class DraftImages:
     def parted(self, text: str) -> tuple[str, tuple[ImageShown, ...]]:
         """Return the text of a question and its images."""
         words, shown = "", []
-        for each in text:
-            image = self._images.get(each)
+        for piece in _SIGN.split(text):
+            image = self._images.get(piece)
             if image is None:
-                words += each
+                words += piece
             else:
                 shown.append(_shown(image, len(words)))
         return words, tuple(shown)

@@ -105,3 +105,45 @@ def test_the_backend_gets_all_settings_of_devices() -> None:
 def test_tool_calls_as_text_can_be_switched_off() -> None:
     assert local_options(Settings()).text_calls
     assert not local_options(Settings(tool_text="off")).text_calls
+
+
+@pytest.mark.parametrize(
+    ("images", "mmproj", "path", "most"),
+    [
+        (False, None, "", None),
+        (False, "off", "", None),
+        (False, "p.gguf", "p.gguf", 70),
+        (True, "p.gguf", "p.gguf", 70),
+    ],
+)
+def test_the_projector_is_opened_only_if_needed(
+    monkeypatch: pytest.MonkeyPatch, images: bool, mmproj: str | None, path: str, most: int | None
+) -> None:
+    asked: list[OpenOptions] = []
+
+    def refuse(path: Path, options: OpenOptions, **others: Any) -> Engine:
+        asked.append(options)
+        raise Asked
+
+    monkeypatch.setattr(Engine, "open", refuse)
+    settings = Settings(model="big.json", backend="scripted", mmproj=mmproj, image_max_tokens=70)
+    with contextlib.suppress(Asked), open_model(settings, chat_template=None, will_chat=False, images=images):
+        pass
+    assert [(options.mmproj, options.image_max_tokens) for options in asked] == [(path, most)]
+
+
+@pytest.mark.parametrize(("images", "mmproj", "joins"), [(False, None, 1), (True, None, 0), (False, "p.gguf", 0)])
+def test_runs_with_images_join_no_background_engine(
+    monkeypatch: pytest.MonkeyPatch, images: bool, mmproj: str | None, joins: int
+) -> None:
+    joined: list[object] = []
+
+    def refuse(*arguments: object) -> None:
+        raise Asked
+
+    monkeypatch.setattr("llmrun.cli.answers.answering._joined", lambda *arguments: joined.append(arguments))
+    monkeypatch.setattr("llmrun.cli.answers.answering._open_here", refuse)
+    settings = Settings(model="big.gguf", mmproj=mmproj)
+    with contextlib.suppress(Asked), open_model(settings, chat_template=None, will_chat=False, images=images):
+        pass
+    assert len(joined) == joins

@@ -164,6 +164,7 @@ def test_paths_are_unescaped_as_in_a_shell() -> None:
         ("./dog.png or cat.png", ["./dog.png is", "cat.png is"]),
         ("how do I write a .png file? See dog.png", []),
         ("why is the sky blue?", []),
+        ("cat.png " + 1000 * "x", []),
     ],
 )
 @posix
