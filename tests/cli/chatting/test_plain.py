@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
+from llmrun.cli.chatting.draft_images import SIGNS
 from llmrun.cli.chatting.plain import Meter, PlainTurns
 from tests.support.cli.chats import journals
 from tests.support.cli.commands import on_terminal
@@ -38,6 +39,10 @@ def turns_of(data: bytes) -> list[str]:
 )
 def test_lines_and_blocks_are_turns(data: bytes, turns: list[str]) -> None:
     assert turns_of(data) == turns
+
+
+def test_characters_that_stand_for_images_are_replaced() -> None:
+    assert turns_of(f"a {SIGNS[0]}{SIGNS[-1]} b\n".encode()) == ["a \ufffd\ufffd b"]
 
 
 def test_utf_16_is_refused_with_a_hint() -> None:
