@@ -92,7 +92,9 @@ def image(chat: Chat, argument: str) -> None:
         raise UsageError("/image: no file given", hint="/image ~/cat.jpg, or drop the file into the terminal")
     whole = plain_path(argument)
     paths = [argument] if os.path.lexists(whole) else words_of(argument)
-    chat.add_images([read_image(plain_path(path), COMMAND) for path in paths])
+    images = [read_image(plain_path(path), COMMAND) for path in paths]
+    chat.see_images()
+    chat.add_images(images)
 
 
 def image_choices(chat: Chat, typed: str) -> Iterable[tuple[str, str]]:

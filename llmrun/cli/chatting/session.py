@@ -305,6 +305,22 @@ class Chat:
             self._models.reopen()
         self._begin_with_context()
 
+    def see_images(self) -> None:
+        """Reopen the model with its projector, unless it is open with it. If this fails, reopen the model as it was.
+
+        Raises UsageError, because the chat goes on without images, and KeyboardInterrupt.
+        """
+        if self.engine.sees_images:
+            return
+        try:
+            with self._turns.answering(), self._signals.reading():
+                self._models.see_images()
+        except (LlmrunError, OSError) as error:
+            raise UsageError(str(error), hint=getattr(error, "hint", "")) from error
+        finally:
+            self._models.reopen()
+        self._begin_with_context()
+
     def _begin_with_context(self) -> None:
         """Prepare the prompts for another model or context size, which may have room for more tokens."""
         self._window.left_out = 0
@@ -350,21 +366,6 @@ class Chat:
 
     # Answers
 
-    def _open_eyes(self) -> None:
-        """Reopen the model with its projector. If this fails, reopen it as it was, and raise UsageError."""
-        try:
-            with self._turns.answering(), self._signals.reading():
-                self._models.see_images()
-        except (LlmrunError, OSError) as error:
-            self._models.reopen()
-            self._withdraw()
-            raise UsageError(str(error), hint=getattr(error, "hint", "")) from error
-        except KeyboardInterrupt:
-            self._models.reopen()
-            self._withdraw()
-            raise
-        self._begin_with_context()
-
     def _tell_of_images(self, given: Sequence[GivenImage]) -> None:
         """Print notes about images that the current model sees for the first time."""
         for image in given:
@@ -377,8 +378,12 @@ class Chat:
 
         given  the images of the question, if they are new
         """
-        if self.conversation.images and not self.engine.sees_images:
-            self._open_eyes()
+        if self.conversation.images:
+            try:
+                self.see_images()
+            except (UsageError, KeyboardInterrupt):
+                self._withdraw()
+                raise
         self._tell_of_images(given)
         if self._tools is not None:
             self._tools.refresh()

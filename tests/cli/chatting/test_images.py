@@ -199,24 +199,45 @@ def test_a_missing_original_is_an_error(capsys: Capture) -> None:
     assert "No such file" in told
 
 
-def test_a_text_only_model_says_so_and_stays_open(capsys: Capture) -> None:
+def drop(found: Session, text: str) -> Callable[[], str]:
+    """Return a turn with an image that was dropped into the input line."""
+    return lambda: "".join(found.chat.images.add(image) for image in given("dog.png")) + text
+
+
+def test_a_text_only_model_says_so_at_once(capsys: Capture) -> None:
     with session(Path("data")) as found:
-        found.turns.edits_drafts = True
-        seen: list[str] = []
-        found.run("/image dog.png", send(found, " what?"), lambda: send(found, "", seen)() and "hi")
-        assert seen == ["[image 1: dog.png 40x60] what?"]
+        found.run("/image dog.png", "hi")
         assert answers(found) == ["You said: hi"]
         assert found.opener.opened == ["scripted"]
     assert "error: scripted: no projector (mmproj) found" in capsys.readouterr().err
+
+
+def test_a_question_that_cannot_be_sent_is_offered_again(capsys: Capture) -> None:
+    with session(Path("data")) as found:
+        found.turns.edits_drafts = True
+        seen: list[str] = []
+        found.run(drop(found, " what?"), lambda: send(found, "", seen)() and "hi")
+        assert seen == ["[image 1: dog.png 40x60] what?"]
+        assert answers(found) == ["You said: hi"]
+    assert "error: scripted: no projector (mmproj) found" in capsys.readouterr().err
+
+
+def test_a_dropped_image_reopens_the_model_when_it_is_sent() -> None:
+    with seeing() as found:
+        found.turns.edits_drafts = True
+        found.run("hi", drop(found, " what?"))
+        assert answers(found)[1] == "You said: [4 rows of #0000ff]what?"
+        assert found.opener.opened == ["scripted", "scripted"]
 
 
 def test_a_projector_that_fails_leaves_the_chat_usable(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     with seeing() as found:
         monkeypatch.setattr(found.opener, "fetch", lambda name, *, images: name)
         Path("mmproj.json").write_text('{"lines": "many"}')
-        found.run("/image dog.png", "what?", "hi")
-        assert [exchange.question for exchange in found.chat.conversation.exchanges] == ["hi"]
-    assert "invalid script for the scripted projector" in capsys.readouterr().err
+        found.run("/image dog.png", drop(found, " what?"), "hi")
+        assert answers(found) == ["You said: hi"]
+        assert found.opener.opened == 5 * ["scripted"]
+    assert capsys.readouterr().err.count("invalid script for the scripted projector") == 2
 
 
 def test_a_model_without_a_projector_cannot_continue_images(capsys: Capture) -> None:
