@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,15 @@ import numpy as np
 
 from llmrun.backends.base import BLOCK_PART, SavedPart, check_batch
 from llmrun.backends.lora_files import LoraOption
+from llmrun.backends.scripted_vision import (
+    IMAGE_TOKENS,
+    TEMPLATE,
+    ScriptedVision,
+    breach_of_images,
+    cached_rows,
+    describe_rows,
+    open_vision,
+)
 from llmrun.base.errors import Cancelled, IntegrityError, KVFull, UsageError
 from llmrun.base.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
 from llmrun.model.tokenizers.vocabulary import fill_tokens, find_roles
@@ -28,7 +38,7 @@ from llmrun.model.tokenizers.vocabulary import fill_tokens, find_roles
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Vision
+    from llmrun.backends.base import OpenOptions
     from llmrun.backends.registry import StandIn
     from llmrun.model.tokenizers.vocabulary import FillTokens
 
@@ -153,12 +163,15 @@ def require(condition: bool, breach: str) -> None:
 
 
 def echo(history: str) -> int | None:
-    """Answer a chat with "You said: " and the last user message. Continue any other text with lowercase letters."""
+    """Answer a chat with "You said: " and the last user message. Continue any other text with lowercase letters.
+
+    Images in the message are described (scripted_vision.py).
+    """
     before, asked, said = history.rpartition(_ASSISTANT)
     if not asked:
         return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]
     question = before.rpartition(_USER)[2].partition(_END)[0]
-    return _next_of("You said: " + question, said)
+    return _next_of("You said: " + describe_rows(question), said)
 
 
 def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence[str] = ()) -> Voice:
@@ -276,10 +289,11 @@ class ScriptedBackend:
     control_tokens   control tokens in addition to those that every scripted model has
     chat_template    the model's chat template, or None to use the default template of its family
     adapters         LoRA adapters, which change the noise
+    projector        the file of the projector (scripted_vision.py), or None for a model that reads no images
+    image_max_tokens as in OpenOptions
     """
 
     draft_head = None
-    vision: Vision | None = None
 
     def __init__(
         self,
@@ -296,7 +310,17 @@ class ScriptedBackend:
         control_tokens: Sequence[str] = (),
         chat_template: str | None = None,
         adapters: Sequence[Adapter] = (),
+        projector: Path | None = None,
+        image_max_tokens: int | None = None,
     ) -> None:
+        self.vision: ScriptedVision | None = None
+        if projector is not None:
+            self.vision = open_vision(projector, image_max_tokens, self._sleep)
+            control_tokens = (*control_tokens, *IMAGE_TOKENS)
+            chat_template = TEMPLATE if chat_template is None else chat_template
+        metadata: dict[str, Any] = {} if chat_template is None else {"tokenizer.chat_template": chat_template}
+        if self.vision is not None and self.vision.projector.mrope:
+            metadata["scripted.rope.dimension_sections"] = [1, 1, 1, 0]
         self._voice = voice
         self._step_seconds = step_seconds
         self._cancelled = False
@@ -322,7 +346,7 @@ class ScriptedBackend:
             batch_invariant=True,
             hidden_size=HIDDEN_SIZE,
             adapters=tuple(adapters),
-            metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
+            metadata=metadata,
         )
         self.batches: list[Batch] = []  # every batch that was run, for inspection by tests
 
@@ -334,11 +358,11 @@ class ScriptedBackend:
                     f"KV cache is full: {self.info.name}: no room for {len(batch.tokens)} more tokens, "
                     f"the limit is {self.kv.capacity}"
                 )
-            self._sleep()
+            self._sleep(self._step_seconds)
         finally:
             self._cancelled = False
         rows, hidden = [], []
-        cached = _with_adapters(batch)
+        cached = _numbers_of(batch)
         for token, seq, want in zip(cached, batch.seq.tolist(), batch.want.tolist(), strict=True):
             self.kv.sequences[seq].append(token)
             if want & LOGITS:
@@ -357,13 +381,13 @@ class ScriptedBackend:
     def close(self) -> None:
         self._closed = True
 
-    def _sleep(self) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Sleep for the duration of a pass, or raise Cancelled if the pass is cancelled.
 
         This method polls a flag instead of waiting for a threading.Event. A signal handler that set an Event could
         deadlock on the Event's lock, because the interrupted thread may hold it.
         """
-        end = time.monotonic() + self._step_seconds
+        end = time.monotonic() + seconds
         while not self._cancelled and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.002))
         if self._cancelled:
@@ -388,19 +412,33 @@ class ScriptedBackend:
             array = getattr(batch, name)
             require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
         require(batch.scales is None or batch.scales.dtype == np.float32, "scales must be float32")
+        breach = breach_of_images(batch, self.vision.projector if self.vision else None)
+        require(not breach, breach)
+        if batch.embeds is not None:  # the rows of images are checked already
+            batch = replace(batch, tokens=np.maximum(batch.tokens, 0), embeds=None, rope_pos=None, ahead=None)
         try:
             check_batch(batch, self.info, list(map(len, self.kv.sequences)))
         except ValueError as breach:
             raise SeamError(str(breach)) from breach
 
 
-def _with_adapters(batch: Batch) -> list[int]:
-    """Return the tokens of a batch, with a hash of the scales in the high bits of tokens that have adapters."""
+def _numbers_of(batch: Batch) -> list[int]:
+    """Return the tokens of a batch as the cache stores them.
+
+    Image rows have other numbers, and the high bits are a hash of the adapters and of positions that are not `pos`.
+    """
     tokens: list[int] = batch.tokens.tolist()
-    if batch.scales is None:
-        return tokens
-    marks = [hashlib.blake2b(row.tobytes(), digest_size=1).digest()[0] if row.any() else 0 for row in batch.scales]
-    return [token | mark << _TOKEN_BITS for token, mark in zip(tokens, marks, strict=True)]
+    for index, number in cached_rows(batch).items():
+        tokens[index] = number
+    for rows, usual in ((batch.scales, None), (batch.rope_pos, batch.pos)):
+        if rows is not None:
+            is_marked = (rows != (0 if usual is None else usual[:, None])).any(1)
+            marks = [hashlib.blake2b(row.tobytes(), digest_size=1).digest()[0] for row in rows]
+            tokens = [
+                token ^ mark << _TOKEN_BITS if marked else token
+                for token, mark, marked in zip(tokens, marks, is_marked, strict=True)
+            ]
+    return tokens
 
 
 def _hidden(tokens: list[int]) -> NDArray[np.float32]:
@@ -426,6 +464,8 @@ class ScriptedStandIn:
             asked["capacity"] = options.kv_tokens
         if options.context_size:
             asked["context_size"] = options.context_size
+        if options.mmproj:
+            asked |= {"projector": Path(options.mmproj), "image_max_tokens": options.image_max_tokens}
         if path.suffix != ".json":
             return ScriptedBackend(path=path, **asked)
         try:
