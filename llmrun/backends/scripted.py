@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,10 @@ class ScriptedTokenizer:
     def unprotect(self, text: str) -> str:
         return re.sub(f"{_MARK}({_MARK}?)", r"\1", text)
 
-    def encode_rendered(self, text: str) -> NDArray[np.int32]:
-        return self._with_bos(self._split(text, self.unprotect))
+    def encode_rendered(self, text: str | Sequence[str | int]) -> NDArray[np.int32]:
+        pieces = [text] if isinstance(text, str) else text
+        split = [[piece] if isinstance(piece, int) else self._split(piece, self.unprotect) for piece in pieces]
+        return self._with_bos([*chain.from_iterable(split)])
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
@@ -318,9 +321,6 @@ class ScriptedBackend:
             self.vision = open_vision(projector, image_max_tokens, self._sleep)
             control_tokens = (*control_tokens, *IMAGE_TOKENS)
             chat_template = TEMPLATE if chat_template is None else chat_template
-        metadata: dict[str, Any] = {} if chat_template is None else {"tokenizer.chat_template": chat_template}
-        if self.vision is not None and self.vision.projector.mrope:
-            metadata["scripted.rope.dimension_sections"] = [1, 1, 1, 0]
         self._voice = voice
         self._step_seconds = step_seconds
         self._cancelled = False
@@ -346,7 +346,7 @@ class ScriptedBackend:
             batch_invariant=True,
             hidden_size=HIDDEN_SIZE,
             adapters=tuple(adapters),
-            metadata=metadata,
+            metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
         )
         self.batches: list[Batch] = []  # every batch that was run, for inspection by tests
 

@@ -52,7 +52,7 @@ TEMPLATE: Final = (
 # Voices see a row as one of these characters, whose lower 16 bits are the colour of the patch: 5 bits of red, 6 of
 # green and 5 of blue.
 _FIRST_ROW: Final = 0x100000
-_ROWS: Final = re.compile(f"[{chr(_FIRST_ROW)}-{chr(0x10FFFF)}]+")
+_ROWS: Final = re.compile(f"[\u0104-\u0fff]?([{chr(_FIRST_ROW)}-{chr(0x10FFFF)}]+)[\u0104-\u0fff]?")  # with markers
 _COLOR_BITS: Final = 22  # the higher bits of a cached row depend on everything else in it
 
 
@@ -60,7 +60,7 @@ class ScriptedProjector(Struct, frozen=True):
     """The projector of a scripted model. A file can set the fields that follow `identity`.
 
     columns, lines  the most patches of an image in each direction; larger images are shrunk
-    mrope    True if rows have positions in two dimensions
+    uses_mrope  True if rows have positions in two dimensions
     has_overview  True if an image has a second tile, which is a single patch with the whole image
     encode_seconds  duration of the encoding of an image, during which `cancel` can stop it
     error    a message with which every encoding fails
@@ -72,7 +72,7 @@ class ScriptedProjector(Struct, frozen=True):
     columns: int = 16
     lines: int = 16
     is_causal: bool = True
-    mrope: bool = False
+    uses_mrope: bool = False
     has_overview: bool = False
     encode_seconds: float = 0.0
     error: str = ""
@@ -162,12 +162,12 @@ def cached_rows(batch: Batch) -> dict[int, int]:
 
 
 def describe_rows(text: str) -> str:
-    """Replace the rows of images in a text by a description, such as "[6 rows of #ff0000]"."""
+    """Replace the rows of images and their markers by a description, such as "[6 rows of #ff0000]"."""
 
     def described(found: re.Match[str]) -> str:
-        color = ord(found[0][0])
+        color, n = ord(found[1][0]), len(found[1])
         red, green, blue = color >> 11 & 31, color >> 5 & 63, color & 31
-        rows = "1 row" if len(found[0]) == 1 else f"{len(found[0])} rows"
+        rows = "1 row" if n == 1 else f"{n} rows"
         return f"[{rows} of #{red * 255 // 31:02x}{green * 255 // 63:02x}{blue * 255 // 31:02x}]"
 
     return _ROWS.sub(described, text)
@@ -184,7 +184,7 @@ def breach_of_images(batch: Batch, projector: ScriptedProjector | None) -> str:
     embeds = batch.embeds
     if embeds is None or embeds.dtype != np.float32 or embeds.shape != (n, projector.row_width):
         return f"{n} rows of images need embeddings of the same number"
-    if projector.mrope and (batch.rope_pos is None or batch.rope_pos.shape != (len(images), 3)):
+    if projector.uses_mrope and (batch.rope_pos is None or batch.rope_pos.shape != (len(images), 3)):
         return "rope_pos is missing"
     if (batch.ahead is None) != projector.is_causal:
         return "ahead must be given exactly for images that are not causal"

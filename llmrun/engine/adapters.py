@@ -52,6 +52,8 @@ class AdaptedTokens:
     def marked(self, tokens: Sequence[int], first: int) -> list[int]:
         """Return the numbers under which tokens from position `first` on are cached.
 
+        Rows of images have their numbers instead of tokens already (image_rows.py).
+
         The number of the first token with new adapters is a hash of 62 bits. The 39 bits that remain beside a token
         would be too few: with a graphics card, a client could find scales with equal hashes in minutes.
         """
@@ -59,8 +61,8 @@ class AdaptedTokens:
         for start, digest in self._digests:
             mark = _leading_bits(digest, _NUMBER_BITS - _TOKEN_BITS) << _TOKEN_BITS
             for index in range(max(start - first, 0), len(found)):
-                found[index] = tokens[index] | mark
-            if 0 <= (index := start - first) < len(found):
+                found[index] = tokens[index] | mark if tokens[index] >= 0 else _of_row(tokens[index], digest)
+            if 0 <= (index := start - first) < len(found) and tokens[index] >= 0:
                 own = hashlib.sha256(digest + tokens[index].to_bytes(4)).digest()
                 found[index] = _leading_bits(own, _NUMBER_BITS - 1) | 1 << (_NUMBER_BITS - 1)  # larger than any token
         return found
@@ -78,6 +80,12 @@ class AdaptedTokens:
             if active:
                 digests.append((start, hashlib.sha256(json.dumps(active).encode()).digest()))
         return digests
+
+
+def _of_row(number: int, digest: bytes) -> int:
+    """Return the number of a row of an image with adapters, which keeps the last bit of the row's own number."""
+    own = hashlib.sha256(digest + number.to_bytes(8, signed=True)).digest()
+    return -2 * _leading_bits(own, _NUMBER_BITS - 2) - 2 + (number & 1)
 
 
 def _leading_bits(digest: bytes, n: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from llmrun.base.errors import LlmrunError
-from llmrun.base.types import FinishReason, TokenLogprob
+from llmrun.base.types import IMAGE_ROW, FinishReason, TokenLogprob
 from llmrun.engine.adapters import unless_of_adapters
 from llmrun.engine.base import request_timings
 from llmrun.engine.requests import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
+    from llmrun.engine.image_rows import PromptImages
     from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.engine.thinking import ThinkingDecoder
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -84,6 +85,9 @@ class Answer:
     constraint       the tokens that the request's response format allows, or None
     cut_tokens       the number of tokens that were left out of the prompt
     adapters         the LoRA adapters, or None if no token uses any
+    images           the images of the prompt, or None
+    encoded_images   how many images were encoded for the request
+    encode_s         seconds for encoding them
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
@@ -124,6 +128,9 @@ class Answer:
     constraint: AnswerConstraint | None = None
     cut_tokens: int = 0
     adapters: AdaptedTokens | None = None
+    images: PromptImages | None = None
+    encoded_images: int = 0
+    encode_s: float = 0.0
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     found_tokens: int = 0
@@ -166,12 +173,15 @@ class Answer:
 
     @property
     def cached_as(self) -> list[int]:
-        """The numbers under which the tokens are cached, which differ from the tokens if adapters apply to them."""
-        if self.adapters is None:
+        """The numbers under which the tokens are cached.
+
+        They differ from the tokens if adapters apply to them, and for the rows of images.
+        """
+        if self.adapters is None and self.images is None:
             return self.tokens
         marked = self._marked
         if len(marked) < len(self.tokens):  # several threads may do this at the same time
-            self._marked = marked = [*marked, *self.adapters.marked(self.tokens[len(marked) :], len(marked))]
+            self._marked = marked = [*marked, *self.cached_from(self.tokens[len(marked) :], len(marked))]
         return marked
 
     @property
@@ -195,7 +205,15 @@ class Answer:
 
     def cached_from(self, tokens: Sequence[int], first: int) -> Sequence[int]:
         """Return the numbers under which tokens from position `first` on are cached."""
-        return tokens if self.adapters is None else self.adapters.marked(tokens, first)
+        numbers = tokens if self.images is None else self.images.marked(tokens, first)
+        return numbers if self.adapters is None else self.adapters.marked(numbers, first)
+
+    @property
+    def words(self) -> Sequence[int]:
+        """The tokens of the prompt and the answer without the rows of images."""
+        if self.images is None:
+            return self.tokens
+        return [token for token in self.tokens if token != IMAGE_ROW]
 
     @property
     def tenant(self) -> str:
@@ -229,7 +247,7 @@ class Answer:
         params, position = self.request.sampling, len(self.tokens)
         return SequenceRows(
             logits=rows,
-            history=self.tokens,
+            history=self.words,
             params=params,
             position=position,
             draft=draft,
@@ -276,7 +294,8 @@ class Answer:
         if not self._echoed and isinstance(prompt, TextPrompt):
             text = prompt.text
         elif not self._echoed:
-            text = decode_spelled(self.tokenizer, self.tokens[: self.prompt_tokens]).decode("utf-8", "replace")
+            prompt_words = self.words[: len(self.words) - self.generated_tokens]
+            text = decode_spelled(self.tokenizer, prompt_words).decode("utf-8", "replace")
         self._echoed = True
         return PromptDelta(self.request_id, text, tuple(logprobs))
 
@@ -440,6 +459,8 @@ class Answer:
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
             forced_tokens=self.forced_tokens,
+            encoded_images=self.encoded_images,
+            encode_s=self.encode_s,
         )
         finished = Finished(
             request_id=self.request_id,

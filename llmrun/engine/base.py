@@ -53,6 +53,8 @@ def request_timings(
     drafted_tokens: int = 0,
     accepted_tokens: int = 0,
     forced_tokens: int = 0,
+    encoded_images: int = 0,
+    encode_s: float = 0.0,
 ) -> Timings:
     """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
@@ -61,6 +63,7 @@ def request_timings(
     step_times       when each step that generated tokens ended, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
     steps            number of steps that generated tokens; 0 if unknown (remote)
+    encode_s         time for encoding images, which counts toward the TTFT, but not the prefill
     """
     first = step_times[0] if step_times else ended
     last = step_times[-1] if step_times else ended
@@ -69,7 +72,7 @@ def request_timings(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         generated_tokens=generated_tokens,
-        prefill_s=first - prefill_started,
+        prefill_s=max(first - prefill_started - encode_s, 0.0) if encode_s else first - prefill_started,
         ttft_s=first - submitted if step_times else 0.0,
         decode_s=last - first,
         total_s=last - submitted,
@@ -78,6 +81,8 @@ def request_timings(
         drafted_tokens=drafted_tokens,
         accepted_tokens=accepted_tokens,
         forced_tokens=forced_tokens,
+        encoded_images=encoded_images,
+        encode_s=encode_s,
     )
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from llmrun.base.errors import Cancelled, KVFull, UsageError
+from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError, UsageError
 from llmrun.base.machine.memory import return_freed_memory
 from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
+from llmrun.engine.images import misplaced
 from llmrun.engine.prompts import ModelThinking, PromptReader
 from llmrun.engine.requests import (
     Event,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo, Outputs, Timings
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.embedding import Embedder
+    from llmrun.engine.image_encoder import ImageEncoder
     from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.engine.scheduling.waits import Prediction
     from llmrun.engine.tool_calls.prompting import ModelTools
@@ -120,6 +122,11 @@ class Engine:
         )
         self._share_prefixes = share_prefixes
         self._saved: SavedPrefixes | None = None
+        self.image_encoder: ImageEncoder | None = None
+        if backend.vision is not None:
+            from llmrun.engine.image_encoder import ImageEncoder
+
+            self.image_encoder = ImageEncoder(backend.vision)
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write the next attributes at any time, so each write is atomic.
@@ -256,6 +263,11 @@ class Engine:
         return self.tokenizer.fill_tokens is not None
 
     @property
+    def sees_images(self) -> bool:
+        """True if the model was opened with its projector, so that it accepts images."""
+        return self.image_encoder is not None
+
+    @property
     def idle(self) -> bool:
         """True if no request is waiting or running."""
         return not self._requests.waiting and not self._requests.running
@@ -284,9 +296,11 @@ class Engine:
         request = ban_tokens(request, self.info.suppressed_tokens)
         prompt = self._prompts.read(request)
         ending = self._prompts.closing_tokens() if request.think_budget is not None else ()
-        most = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
+        most = self._prompts.token_limit(len(prompt.tokens), request.max_tokens, prompt.images)
+        if prompt.images is not None and request.echo and request.logprobs is not None:
+            raise misplaced("prompts with log-probabilities")
         request_id = next(self._ids)
-        drafters, pace = self._speculation.begin(request)
+        drafters, pace = self._speculation.begin(request, has_images=prompt.images is not None)
         answer = Answer(
             request_id=request_id,
             request=request,
@@ -304,6 +318,7 @@ class Engine:
             constraint=prompt.constraint,
             cut_tokens=prompt.cut_tokens,
             adapters=prompt.adapters,
+            images=prompt.images,
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant
@@ -346,6 +361,8 @@ class Engine:
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
+        if self.image_encoder is not None:
+            events += self._encode_image(self.image_encoder)
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
         if not work:
             return events + (requests.make_room() if requests.running else [])
@@ -378,6 +395,26 @@ class Engine:
         self._scheduler.observe(work, time.perf_counter() - started)
         requests.retire()
         return events
+
+    def _encode_image(self, encoder: ImageEncoder) -> list[Event]:
+        """Encode one image of a running request, if one is needed. Its errors end only this request."""
+        running = self._requests.running
+        if (answer := encoder.prepare(running)) is None:
+            return []
+        if answer.prefill_started is None or answer.runs_alone:
+            answer.prefill_started = answer.prefill_started or time.perf_counter()
+            self._on_begin([answer.request_id])
+        try:
+            encoder.encode(answer, len(running[answer].tokens))
+        except Cancelled:
+            return self._end_cancelled()
+        except BackendCrashed:
+            raise
+        except LlmrunError as error:
+            events: list[Event] = [answer.fail(error)]
+            self._requests.retire()
+            return events
+        return []
 
     def prefill_progress(self) -> list[PrefillProgress]:
         """Return the expected progress of the prompts in the running pass, if any. Thread-safe."""
@@ -416,6 +453,8 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Cancel a request, so that the next `step` ends it with Finished(CANCELLED). Ignores unknown and ended ids."""
         self._cancel_wishes.append(request_id)
+        if self.image_encoder is not None and self.image_encoder.encoding == request_id:
+            self._backend.cancel()  # encoding may take minutes; a step that is stopped by mistake is repeated
 
     def status(self) -> EngineStatus:
         """Return the state of the engine. Call this method between steps."""
@@ -481,6 +520,8 @@ class Engine:
         """Remove all idle sequences from the KV cache and forget finished answers, so that nothing is reused later."""
         while self._slots.forget_oldest_idle():
             pass
+        if self.image_encoder is not None:
+            self.image_encoder.recent.forget()
         self._speculation.forget()
 
     def release_idle_memory(self) -> None:
@@ -498,6 +539,8 @@ class Engine:
         """Drop all requests and close the backend. Idempotent."""
         self._requests.drop_all()
         self._prompts.close()
+        if self.image_encoder is not None:
+            self.image_encoder.close()
         self._speculation.close()
         self._backend.close()
         self._keep_speed()

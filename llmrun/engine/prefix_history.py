@@ -19,13 +19,14 @@ from msgspec import structs
 
 from llmrun.base.errors import shown
 from llmrun.engine.prompt_parts import answer_after, continues, message_name, place_of
-from llmrun.engine.requests import ChatPrompt, PrefixCause, PrefixReport
+from llmrun.engine.requests import ChatPrompt, PrefixCause, PrefixReport, TextPrompt
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.answer import Answer
+    from llmrun.engine.requests import Prompt
     from llmrun.engine.thinking import ThinkingStyle
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -55,11 +56,11 @@ class _Seen:
     """
 
     def __init__(self, answer: Answer) -> None:
-        self.id, self.scope, self.prompt = answer.request_id, answer.prefix_scope, answer.request.prompt
+        self.id, self.scope, self.prompt = answer.request_id, answer.prefix_scope, _without_files(answer.request.prompt)
         self.adapters = _adapters_of(answer)
         self.n_bytes = len(msgspec.json.encode(self.prompt))
         self.n_prompt = answer.prompt_tokens
-        self.tokens = np.array(answer.tokens[: answer.prompt_tokens], np.int32)
+        self.tokens = _tokens_of(answer)[: answer.prompt_tokens]
         self.computed: int | None = None
         self.ended = math.inf
         self._answer: Answer | None = answer
@@ -68,7 +69,7 @@ class _Seen:
     def refresh(self) -> None:
         """Take over the answer's tokens once it has ended."""
         if self._answer is not None and self._answer.computed_tokens is not None:
-            tokens = np.array(self._answer.tokens, np.int32)
+            tokens = _tokens_of(self._answer)
             self.computed = min(self._answer.computed_tokens, len(tokens))
             self.tokens = tokens[: max(self.computed, self.n_prompt)]
             self.ended = [self._answer.submitted, *self._answer.step_times][-1]
@@ -122,7 +123,7 @@ class PrefixHistory:
         waits  whether the request waits until another request has computed these tokens
         found  how many tokens the cache contained when the request began, or 0 if it has not begun
         """
-        tokens = np.array(answer.tokens[: answer.prompt_tokens], np.int32)
+        tokens = _tokens_of(answer)[: answer.prompt_tokens]
         report = self._missed(answer, tokens, reused, found)
         if not report.cause and waits:
             report = structs.replace(report, cause=PrefixCause.WAITED)
@@ -204,7 +205,11 @@ class PrefixHistory:
 
     def _differing(self, answer: Answer, one: _Seen, common: int) -> PrefixReport:
         """Describe the first difference between a prompt and an earlier one that shares its first `common` tokens."""
-        ours, theirs, prompt = answer.tokens[: answer.prompt_tokens], one.tokens.tolist(), answer.request.prompt
+        ours: list[int] = _tokens_of(answer)[: answer.prompt_tokens].tolist()
+        theirs, prompt = one.tokens.tolist(), answer.request.prompt
+        if answer.images is not None and (image := answer.images.at(common)) is not None:
+            where = answer.images.images[image].name
+            return PrefixReport(len(ours), common, cause=PrefixCause.DIFFERS, where=where)
         text, before = self._text(ours), self._text(ours[:common])
         here, there = self._text(ours[common : common + _AROUND]), self._text(theirs[common : common + _AROUND])
         equal = _equal(here, there)
@@ -249,7 +254,23 @@ class PrefixHistory:
         return bool(here) and here in rest[: _SHOWN + len(here)] and not here.startswith(thought[opened:][: len(here)])
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return decode_spelled(self._tokenizer, tokens).decode("utf-8", "replace")
+        words = [token for token in tokens if token >= 0]  # without the rows of images
+        return decode_spelled(self._tokenizer, words).decode("utf-8", "replace")
+
+
+def _tokens_of(answer: Answer) -> NDArray[np.int32]:
+    """Return the tokens of a request. The rows of different images have different negative numbers."""
+    if answer.images is None:
+        return np.array(answer.tokens, np.int32)
+    numbers = np.array(answer.images.marked(answer.tokens, 0), np.int64)
+    return np.where(numbers < 0, -(-numbers % 2**31) - 1, numbers).astype(np.int32)
+
+
+def _without_files(prompt: Prompt) -> Prompt:
+    """Return a prompt without the files of its images."""
+    if isinstance(prompt, ChatPrompt) and prompt.images:
+        return structs.replace(prompt, images={})
+    return structs.replace(prompt, images=()) if isinstance(prompt, TextPrompt) and prompt.images else prompt
 
 
 def _adapters_of(answer: Answer) -> object:

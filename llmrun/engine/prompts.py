@@ -10,7 +10,8 @@ left out if the vocabulary has no tokens for them; other files then follow "--- 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from threading import Lock
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.base import check_generates, require_thinking
+from llmrun.engine.images import image_parts, too_long, without_projector
 from llmrun.engine.requests import (
     NONE,
     ChatPrompt,
@@ -42,10 +44,13 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.constraint.base import ResponseFormat
     from llmrun.engine.constraint.matcher import Constraint, ConstraintCompiler
+    from llmrun.engine.image_prompts import ImageMarks
+    from llmrun.engine.image_rows import PromptImages
     from llmrun.engine.thinking import Spelling, ThinkingStyle
     from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
     from llmrun.model.tokenizers.vocabulary import FillTokens
+    from llmrun.model.vision.layout import Projector
 
 _BATCH: Final = 2048  # llama-server's default for -b, which determines how much of a text llama-server keeps
 _REPOSITORY: Final = "myproject\n"
@@ -207,13 +212,15 @@ def _begun_answer(prompt: ChatPrompt) -> str:
 
 
 def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping[str, Any]]:
-    """Return the messages with a word appended to the last user message, if its content is plain text."""
+    """Return the messages with a word appended to the last user message, if its content is text or parts."""
     changed = [*messages]
     for at in reversed(range(len(changed))):
         if changed[at].get("role") == "user":
             content = changed[at].get("content")
             if isinstance(content, str):
                 changed[at] = {**changed[at], "content": f"{content} {word}"}
+            elif isinstance(content, list | tuple):
+                changed[at] = {**changed[at], "content": [*content, {"type": "text", "text": f" {word}"}]}
             break
     return changed
 
@@ -223,6 +230,7 @@ class ReadPrompt(Struct, frozen=True):
 
     cut_tokens  the number of tokens that were left out of the prompt
     adapters    the LoRA adapters of the prompt and the answer, or None
+    images      the images of the prompt, or None
     """
 
     tokens: list[int]
@@ -230,6 +238,7 @@ class ReadPrompt(Struct, frozen=True):
     constraint: AnswerConstraint | None
     cut_tokens: int = 0
     adapters: AdaptedTokens | None = None
+    images: PromptImages | None = None
 
 
 class PromptReader:
@@ -282,8 +291,8 @@ class PromptReader:
         """Turn a request's prompt into tokens, and find the adapters that apply to them.
 
         Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
-        for the prompt's text, and UsageError if the response format cannot be enforced, or if the model generates no
-        text, cannot fill in the middle, or lacks an adapter.
+        for the prompt's text, and UsageError if the response format cannot be enforced, if the model generates no
+        text, cannot fill in the middle, cannot read images, or lacks an adapter, or if an image is not valid.
         """
         check_generates(self._backend.info)
         check_adapters(request.adapters, self._backend.info.adapters)
@@ -292,8 +301,15 @@ class PromptReader:
 
     def _read(self, request: Request) -> ReadPrompt:
         prompt, encode = request.prompt, self._tokenizer.encode_rendered
+        tokens: list[int]
+        images: PromptImages | None
         if isinstance(prompt, TokenPrompt):
             return self._text_prompt(request, list(prompt.tokens))
+        if isinstance(prompt, TextPrompt) and prompt.images:
+            from llmrun.engine.image_prompts import raw_tokens
+
+            tokens, images = raw_tokens(prompt, self._projector, self._tokenizer)
+            return replace(self._text_prompt(request, tokens), images=images)
         if isinstance(prompt, TextPrompt):
             return self._text_prompt(request, self._tokens_of_text(prompt.text))
         if isinstance(prompt, MixedPrompt):
@@ -306,17 +322,20 @@ class PromptReader:
             tokens, cut = encode_fill(prompt, self._tokenizer, self._context)
             return replace(self._text_prompt(request, tokens), cut_tokens=cut)
         think = _wanted_thinking(request)
-        prompt, beginning = self._begun(prompt, think, request.response_format)
+        prompt, beginning, marks = self._begun(prompt, think, request.response_format)
+        tokens, images = (encode(beginning.text).tolist(), None) if marks is None else marks.tokens(beginning.text)
         if not prompt.add_generation_prompt:
-            return self._text_prompt(request, encode(beginning.text).tolist(), _begun_answer(prompt))
-        tokens = [*prompt.tokens] if isinstance(prompt, RecordedChat) else encode(beginning.text).tolist()
+            return replace(self._text_prompt(request, tokens, _begun_answer(prompt)), images=images)
+        if isinstance(prompt, RecordedChat):
+            tokens = [*prompt.tokens]
+            images = images and images.moved(tokens)
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
             spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style, self._compiled)
         # An answer with a format cannot turn out to be thinking, because thinking before it needs an opening tag.
         opened, may_close = beginning.opened, beginning.may_close and wanted is None
         decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
-        return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think))
+        return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think), images=images)
 
     def render(self, request: Request) -> str:
         """Return the text of a conversation's prompt, without the BOS if the vocabulary adds one.
@@ -327,40 +346,70 @@ class PromptReader:
 
         check_generates(self._backend.info)
         assert isinstance(request.prompt, ChatPrompt), "only conversations have a template"
-        _, beginning = self._begun(request.prompt, _wanted_thinking(request), request.response_format)
+        _, beginning, marks = self._begun(request.prompt, _wanted_thinking(request), request.response_format)
         text, _ = unmark(beginning.text)
+        text = text if marks is None else marks.shown(text)
         added, bos = self._tokenizer.encode("", add_special=True, parse_special=True).tolist(), self._tokenizer.bos_id
         return text if bos is None or bos not in added else text.removeprefix(self._tokenizer.token_text(bos))
 
     def _begun(
         self, prompt: ChatPrompt, think: bool | None, wanted: ResponseFormat | None
-    ) -> tuple[ChatPrompt, Beginning]:
-        """Return a prompt as the template gets it, and its text. Raises TemplateRefused and UsageError."""
+    ) -> tuple[ChatPrompt, Beginning, ImageMarks | None]:
+        """Return a prompt as the template gets it, its text, and the marks of its images in the text.
+
+        Raises TemplateRefused and UsageError.
+        """
         if self.template is None:
             raise TemplateRefused(
                 f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
                 hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
             )
         prompt = self._with_tools(prompt, wanted)
-        rendered = self._rendered(self.thinking.asked(prompt, think), self.template)
-        if not prompt.add_generation_prompt:
-            return prompt, Beginning(rendered, opened=False, may_close=False)
-        return prompt, self.thinking.begun(rendered, think, prompt.template_kwargs)
+        asked, marks = self.thinking.asked(prompt, think), None
+        if any(image_parts(asked.messages)):
+            from llmrun.engine.image_prompts import ImageMarks
 
-    def _rendered(self, prompt: ChatPrompt, template: ChatTemplate) -> str:
-        """Render a conversation. Raises TemplateRefused.
+            marks = ImageMarks(asked, self._projector, self._tokenizer)
+            rendered = self._rendered_images(marks, self.template)
+        else:
+            rendered = self._rendered(asked, self.template)
+        if not prompt.add_generation_prompt:
+            return prompt, Beginning(rendered, opened=False, may_close=False), marks
+        return prompt, self.thinking.begun(rendered, think, prompt.template_kwargs), marks
+
+    @property
+    def _projector(self) -> Projector:
+        """The projector of the model. Raises UsageError if the model was opened without one."""
+        if self._backend.vision is None:
+            raise without_projector(self._backend.info.name)
+        return self._backend.vision.projector
+
+    def _rendered_images(self, marks: ImageMarks, template: ChatTemplate) -> str:
+        """Render a conversation with a mark for each image. Raises TemplateRefused."""
+        rendered: str | None = None
+        if marks.may_be_parts:
+            with suppress(TemplateRefused):
+                rendered = marks.replaced(self._rendered(marks.as_parts, template, marks.protect))
+        if rendered is None:
+            rendered = self._rendered(marks.as_texts, template, marks.protect)
+            marks.check(rendered, template.name)
+        return rendered
+
+    def _rendered(self, prompt: ChatPrompt, template: ChatTemplate, protect: Callable[[str], str] | None = None) -> str:
+        """Render a conversation. `protect` is as in `ChatTemplate.render`. Raises TemplateRefused.
 
         Agents send two user messages in a row, and system messages in the middle of a conversation. Some templates
         refuse both, and get the conversation as `alternating` returns it.
         """
         try:
-            return template.render(prompt, self._tokenizer, self._templates)
+            return template.render(prompt, self._tokenizer, self._templates, protect)
         except TemplateRefused as refused:
             turns = alternating(prompt.messages)
             if turns == [*prompt.messages]:
                 raise
             try:
-                return template.render(structs.replace(prompt, messages=turns), self._tokenizer, self._templates)
+                prompt = structs.replace(prompt, messages=turns)
+                return template.render(prompt, self._tokenizer, self._templates, protect)
             except TemplateRefused:
                 raise refused from None
 
@@ -418,11 +467,13 @@ class PromptReader:
     def _context(self) -> int:
         return min(self._backend.info.context_size, self._backend.kv.capacity)
 
-    def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
+    def token_limit(self, prompt_tokens: int, max_tokens: int | None, images: PromptImages | None = None) -> int:
         """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
         context = self._context
         if prompt_tokens == 0:
             raise UsageError("empty prompt: at least one token is needed")
+        if prompt_tokens >= context and images is not None:
+            raise too_long(prompt_tokens, context, images.row_counts)
         if prompt_tokens >= context:
             trained = self._backend.info.train_context
             if context < trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
@@ -28,6 +28,16 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     while start < end and a[start : start + _CHUNK] == b[start : start + _CHUNK]:
         start += _CHUNK
     return next((index for index in range(start, end) if a[index] != b[index]), end)
+
+
+def whole_images(numbers: Sequence[int], n: int) -> int:
+    """Return the length of the longest prefix of at most n tokens that does not end inside an image.
+
+    Rows of images have negative numbers, of which all but the first one's are odd (image_rows.py).
+    """
+    while 0 < n < len(numbers) and numbers[n] < 0 and numbers[n] & 1:
+        n -= 1
+    return n
 
 
 class Neighbours:
@@ -60,8 +70,8 @@ _MOST_DROPS: Final = 256
 class Slot(Struct, eq=False):
     """One sequence of the KV cache.
 
-    `tokens` are the tokens in the cache; tokens with adapters have other numbers (engine/adapters.py). An idle slot
-    keeps its tokens for a later request of the same tenant with the same prefix.
+    `tokens` are the tokens in the cache; tokens with adapters (adapters.py) and the rows of images (image_rows.py) have
+    other numbers. An idle slot keeps its tokens for a later request of the same tenant with the same prefix.
     """
 
     index: int
@@ -115,7 +125,7 @@ class SequenceSlots:
         shared = self._longest(tokens, tenant)[0]
         if stored := _loadable(tokens, tenant, saved, shared):
             return stored, stored * self._loaded_token_s
-        return min(shared, len(tokens) - 1), 0.0
+        return whole_images(tokens, min(shared, len(tokens) - 1)), 0.0
 
     def acquire(self, tokens: list[int], tenant: str = "", saved: SavedPrefixes | None = None) -> Slot:
         """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
@@ -128,7 +138,7 @@ class SequenceSlots:
         if saved is not None and _loadable(tokens, tenant, saved, shared):
             self._load(idle[0], tokens[:-1], tenant, saved)
             shared, source = self._longest(tokens, tenant)
-        n = min(shared, len(tokens) - 1)
+        n = whole_images(tokens, min(shared, len(tokens) - 1))
         slot = idle[0] if source is None else _choose_slot(source, shared, idle)
         self._note_drop(slot, n if slot is source else 0)
         slot.found = n
@@ -140,7 +150,7 @@ class SequenceSlots:
             kept = self._kv.truncate(slot.index, n)
         else:
             kept = self._kv.copy(source.index, slot.index, n)
-        slot.tokens = tokens[:kept]
+        slot.tokens = tokens[: self._whole(slot, tokens, kept)]
         slot.tenant = tenant
         slot.busy = True
         return slot
@@ -154,6 +164,7 @@ class SequenceSlots:
                 kept = saved.load(self._kv, slot.index, tokens, tenant)
             except KVFull:
                 kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
+        kept = self._whole(slot, tokens, kept)
         slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
         if kept >= _LEAST_TIMED:
             self._loaded_token_s = (time.perf_counter() - began) / kept
@@ -199,7 +210,14 @@ class SequenceSlots:
         """Shorten a slot to its first n tokens. Returns how many tokens the cache kept."""
         held, slot.tokens = slot.tokens, []  # stays empty if the next line raises
         kept = self._kv.truncate(slot.index, n)
+        kept = kept if kept == len(held) else self._whole(slot, held, kept)
         slot.tokens = held[:kept]
+        return kept
+
+    def _whole(self, slot: Slot, tokens: Sequence[int], kept: int) -> int:
+        """Shorten a slot, whose first `kept` tokens are in the cache, until it does not end inside an image."""
+        while (n := whole_images(tokens, kept)) < kept:
+            kept = self._kv.truncate(slot.index, n)
         return kept
 
     def recount(self, slots: Iterable[Slot]) -> None:
@@ -273,7 +291,7 @@ class SequenceSlots:
         for slot in sorted(self._slots, key=lambda slot: (slot.busy, slot.released), reverse=True):
             if slot.tenant == tenant and not slot.is_lent and (shared := common_prefix(slot.tokens, tokens)) > n:
                 n, found = shared, slot
-        return n, found
+        return whole_images(tokens, n), found
 
 
 def _loadable(tokens: list[int], tenant: str, saved: SavedPrefixes | None, shared: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.model.tokenizers.text_tokenizer import without_surrogates
+from llmrun.model.tokenizers.text_tokenizer import rendered_parts, without_surrogates
 from llmrun.model.tokenizers.vocabulary import MARK, SpecialToken, SpecialTokens, checked_fill_tokens, unmark
 
 if TYPE_CHECKING:
@@ -64,10 +64,9 @@ class LlamaTokenizer:
     def unprotect(self, text: str) -> str:
         return unmark(text)[0]
 
-    def encode_rendered(self, text: str) -> NDArray[np.int32]:
-        plain, marks = unmark(without_surrogates(text))
+    def encode_rendered(self, text: str | Sequence[str | int]) -> NDArray[np.int32]:
         ids: list[int] = []
-        for part in self._special.partition(plain, parse_control=True, marks=marks):
+        for part in rendered_parts(text, self._special):
             if isinstance(part, int):
                 ids.append(part)
             else:

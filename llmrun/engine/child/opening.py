@@ -38,7 +38,7 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
 
     digest     identifies the contents of the model file; if empty, its `sampled_digest`
     answering  other settings that change answers, as JSON: the chat template and the thinking tags that replace the
-               model's own, and `text_calls`
+               model's own, `text_calls`, and the projector
     """
     decisive: dict[str, Any] = {
         "version": __version__,
@@ -125,6 +125,8 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
     """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
     sampling = default_sampling(engine.info.metadata, asked.catalogue)
     answering = [asked.chat_template, asked.thinking_tags, OpenOptions(**asked.options).text_calls]
+    if engine.image_encoder is not None:
+        answering.append(engine.image_encoder.projector.identity)
     bos, eos = (
         None if token is None else engine.tokenizer.token_text(token)
         for token in (engine.tokenizer.bos_id, engine.tokenizer.eos_id)
@@ -144,6 +146,7 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
         bos_token=bos,
         eos_token=eos,
         chat_template=None if engine.template is None else engine.template.source,
+        sees_images=engine.sees_images,
     )
 
 

@@ -62,6 +62,7 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
+from llmrun.engine.images import misplaced
 from llmrun.engine.prefix_history import LEAST, PrefixHistory
 from llmrun.engine.requests import Event, Failed, Finished, PrefixReport, StatePlace, TextPrompt
 from llmrun.engine.saved_state.one_file import SavedFile
@@ -273,6 +274,8 @@ class Embedding:
         )
         if message.query is not None and isinstance(prompt, TextPrompt):
             return self._reader.pair_of(message.query, prompt.text, place, truncate=truncate)
+        if isinstance(prompt, TextPrompt) and prompt.images:
+            raise misplaced("texts to embed")
         text = prompt.text if isinstance(prompt, TextPrompt) else prompt.tokens
         return self._reader.tokens_of(text, place, truncate=truncate)
 
@@ -350,6 +353,8 @@ class EngineServing:
         # A file is forgotten when the cache no longer holds any state that might be saved in it.
         self._files: WeakValueDictionary[StatePlace, SavedFile] = WeakValueDictionary()
         self._embedding = Embedding(engine, send, heart.expect_rows)
+        if engine.image_encoder is not None:
+            engine.image_encoder.on_encode = heart.expect_rows
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # True if a request began in the current step
         self._runs = threading.Event()  # set while the engine has work

@@ -88,10 +88,12 @@ class DraftSource(ABC):
 
     expected  for each kind, the acceptance rate to assume until it has been measured
     error     why the source no longer drafts anything, or an empty string
+    works_with_images  False if the source needs a network to read the prompt, because the network sees no images
     """
 
     expected: Mapping[Kind, float]
     error = ""
+    works_with_images = False
 
     @abstractmethod
     def drafter(self, request: Request) -> Drafter:

@@ -112,6 +112,8 @@ class LookupDrafter(Drafter):
 class LookupSource(DraftSource):
     """Creates lookup drafters, which share the memory of finished answers."""
 
+    works_with_images = True
+
     def __init__(self) -> None:
         self.expected = {_kind(length): rate for length, rate in _EXPECTED.items()} | {(_NAME, ANY): _EXPECTED[2]}
         self.remembered = SuffixIndex()

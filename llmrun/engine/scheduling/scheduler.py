@@ -30,7 +30,7 @@ from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter,
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.slots import Slot, common_prefix
+from llmrun.engine.slots import Slot, common_prefix, whole_images
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,9 +62,14 @@ class Work(Struct, frozen=True):
 
     @classmethod
     def next_of(cls, answer: Answer, slot: Slot, most: int) -> Work:
-        """Return the next work of a request, with at most `most` rows."""
+        """Return the next work of a request, with at most `most` rows, or more for an image that must stay whole.
+
+        There are no rows if the next one belongs to an image that has not been encoded yet.
+        """
         depth = len(slot.tokens)
         end = min(depth + most, len(answer.tokens))
+        if answer.images is not None:
+            end = answer.images.step_end(depth, end)
         if end < len(answer.tokens):
             return cls(answer, slot, depth, answer.tokens[depth:end], is_last=False)
         n_certain = min(depth + most, answer.limit - 1) - end
@@ -123,13 +128,18 @@ def batch_of(work: Sequence[Work]) -> Batch:
         pos += range(part.depth, part.depth + part.rows)
         hidden = HIDDEN if part.takes_hidden else 0
         want += [hidden] * (part.rows - part.wanted) + [LOGITS | hidden] * part.wanted
-    return Batch(
+    batch = Batch(
         np.array(tokens, np.int32),
         np.array(seq, np.int32),
         np.array(pos, np.int32),
         np.array(want, np.uint8),
         scales=scales_of_rows([(part.answer.adapters, part.depth, part.end) for part in work]),
     )
+    if any(part.answer.images is not None for part in work):
+        from llmrun.engine.image_rows import with_images
+
+        return with_images(batch, [(part.answer.images, part.depth, part.end) for part in work])
+    return batch
 
 
 def take_results(
@@ -161,6 +171,8 @@ def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
     """
     answer, slot, n = part.answer, part.slot, part.described_prompt
     slot.tokens += answer.cached_from(part.tokens, part.depth)
+    if answer.images is not None:
+        answer.images.release(len(slot.tokens))
     events: list[Event] = []
     if answer.in_prefill:
         events.append(_progress(answer, len(slot.tokens)))
@@ -214,9 +226,10 @@ class Speculation:
         """The error that stopped a draft source, or an empty string."""
         return next((source.error for source in self._sources if source.error), "")
 
-    def begin(self, request: Request) -> tuple[Sequence[Drafter], AnswerPace]:
+    def begin(self, request: Request, *, has_images: bool = False) -> tuple[Sequence[Drafter], AnswerPace]:
         """Return the drafters of a new answer, and the pace that decides how long its drafts are."""
-        return [source.drafter(request) for source in self._sources], AnswerPace(self._acceptance.rate)
+        sources = [source for source in self._sources if source.works_with_images or not has_images]
+        return [source.drafter(request) for source in sources], AnswerPace(self._acceptance.rate)
 
     def with_drafts(self, work: Sequence[Work], room: int) -> list[Work]:
         """Add drafts with at most `room` rows in total to a step that has one row for each of its answers."""
@@ -329,7 +342,7 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
             if not plan.may_ask(drafter, pace) and not plan.promises(drafter, speed, pace, depth):
                 continue
             pace.unasked = 0
-        found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
+        found = drafter.draft(answer.words, most, partial(plan.worth, drafter, pace, depth)).first(most)
         plan.spend(found.seconds)
         best = _better(best, found, plan, pace, depth)
     return best.first(answer.n_allowed(best.tokens))
@@ -354,7 +367,7 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
     """
     tokens = answer.reusable
     waits = [
-        PrefixWait(leader, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1))
+        PrefixWait(leader, whole_images(tokens, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1)))
         for leader, slot in running.items()
         if leader.prefix_scope == answer.prefix_scope and len(leader.tokens) - len(slot.tokens) > 1
     ]
@@ -537,7 +550,7 @@ class Scheduler:
         most = max(self._rows_per_step // max(len(running), 1), 1)
         prompts = {answer: slot for answer, slot in running.items() if len(answer.tokens) - len(slot.tokens) > 1}
         work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in prompts]
-        work = [part for part in work if _has_room(part, room)]
+        work = [part for part in work if part.tokens and _has_room(part, room)]
         left = max(self._rows_per_step - sum(part.rows for part in work), 1)
         if prompts:
             work += self._chunks(prompts, waiting, room, left, size_of(work))
@@ -601,7 +614,7 @@ class Scheduler:
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
-            if _has_room(part, room):
+            if part.tokens and _has_room(part, room):
                 size = size.with_chunk(part.rows, depth)
                 left -= part.rows
                 describable -= part.described_prompt

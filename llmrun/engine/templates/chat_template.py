@@ -15,7 +15,7 @@ user turn. `encode_rendered` adds a BOS token unless the template has already wr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -264,24 +264,33 @@ class ChatTemplate(Struct, frozen=True):
     name: str
     tool_source: str | None = None
 
-    def render(self, prompt: ChatPrompt, tokenizer: Tokenizer, process: TemplateProcess) -> str:
+    def render(
+        self,
+        prompt: ChatPrompt,
+        tokenizer: Tokenizer,
+        process: TemplateProcess,
+        protect: Callable[[str], str] | None = None,
+    ) -> str:
         """Render the conversation as text for `tokenizer.encode_rendered`.
+
+        protect  protects a string, instead of `tokenizer.protect`
 
         Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
         become control tokens. If an answer is being continued, the text ends with that answer. Raises
         TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method
         sets itself.
         """
+        protect = protect or tokenizer.protect
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
             "bos_token": _spelled(tokenizer, tokenizer.bos_id),
             "eos_token": _spelled(tokenizer, tokenizer.eos_id),
         }
         try:
-            variables["messages"] = messages = _with_reasoning(_protected([*prompt.messages], tokenizer))
+            variables["messages"] = messages = _with_reasoning(_protected([*prompt.messages], protect))
             listed = [_shown(tool) for tool in prompt.tools or () if DEFERRED not in tool]
-            variables["tools"] = _protected(listed, tokenizer) if listed else None
-            extra = _protected(prompt.template_kwargs, tokenizer)
+            variables["tools"] = _protected(listed, protect) if listed else None
+            extra = _protected(prompt.template_kwargs, protect)
         except RecursionError as error:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
         for name in extra:
@@ -394,12 +403,12 @@ def _spelled(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_text(token)
 
 
-def _protected(value: Any, tokenizer: Tokenizer) -> Any:
+def _protected(value: Any, protect: Callable[[str], str]) -> Any:
     """Return a copy of a JSON-like value in which every string is protected, including keys."""
     if isinstance(value, str):
-        return tokenizer.protect(value)
+        return protect(value)
     if isinstance(value, Mapping):
-        return {_protected(key, tokenizer): _protected(item, tokenizer) for key, item in value.items()}
+        return {_protected(key, protect): _protected(item, protect) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_protected(item, tokenizer) for item in value]
+        return [_protected(item, protect) for item in value]
     return value

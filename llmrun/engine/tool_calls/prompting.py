@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.images import image_parts
 from llmrun.engine.requests import AUTO, REQUIRED
 from llmrun.engine.templates.tool_format import ToolAbilities, call_objects
 from llmrun.engine.thinking import Placeholders, Spelling, spelled
@@ -223,11 +224,12 @@ class _Past:
             raise UsageError(f"tool result without a call: {shown(str(name), 64)}", hint=_CALL_FIRST)
         else:
             raise UsageError("tool result without tool_call_id", hint="send the id of the call with its result")
+        content = message.get("content")
         return {
             **message,
             "tool_call_id": self._fitting(call_id),
             "name": name,
-            "content": _text(message.get("content")),
+            "content": content if any(image_parts([message])) else _text(content),
         }
 
     def _fitting(self, call_id: str) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.base.compiled.kernel import Kernel
-    from llmrun.model.tokenizers.vocabulary import FillTokens, Vocabulary
+    from llmrun.model.tokenizers.vocabulary import FillTokens, SpecialTokens, Vocabulary
 
 
 class Tokenizer(Protocol):
@@ -59,11 +59,12 @@ class Tokenizer(Protocol):
     def unprotect(self, text: str) -> str:
         """Undo the effect of `protect` on a text."""
 
-    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+    def encode_rendered(self, text: str | Sequence[str | int]) -> NDArray[np.int32]:
         """Encode a rendered chat template as token ids, int32[tokens].
 
         Control strings that the template wrote become control tokens. Protected strings stay text, without their marks.
-        A BOS is added if the vocabulary requires one and the template has not written one.
+        A BOS is added if the vocabulary requires one and the template has not written one. The text may consist of
+        several texts with other numbers between them, which are copied to the result.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -183,10 +184,8 @@ class TextTokenizer(ABC):
     def unprotect(self, text: str) -> str:
         return unmark(text)[0]
 
-    def encode_rendered(self, text: str) -> NDArray[np.int32]:
-        plain, marks = unmark(without_surrogates(text))
-        parts = self._vocabulary.special.partition(plain, parse_control=True, marks=marks)
-        return self._encode_parts(self._with_bos(parts))
+    def encode_rendered(self, text: str | Sequence[str | int]) -> NDArray[np.int32]:
+        return self._encode_parts(self._with_bos(rendered_parts(text, self._vocabulary.special)))
 
     def token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
@@ -262,6 +261,18 @@ class TextTokenizer(ABC):
             after_special = isinstance(part, int)
         inserts = np.array(positions, np.int64), np.array(ids, np.int32)
         return self._encode_plain((b"".join(texts), np.array(ends, np.int64), *inserts))
+
+
+def rendered_parts(text: str | Sequence[str | int], special: SpecialTokens) -> list[bytes | int]:
+    """Split the argument of `encode_rendered` into UTF-8 text and the ids between them, in order."""
+    parts: list[bytes | int] = []
+    for piece in [text] if isinstance(text, str) else text:
+        if isinstance(piece, int):
+            parts.append(piece)
+        else:
+            plain, marks = unmark(without_surrogates(piece))
+            parts += special.partition(plain, parse_control=True, marks=marks)
+    return parts
 
 
 def without_surrogates(text: str) -> str:

@@ -73,6 +73,9 @@ class Projector(Protocol):
     def is_causal(self) -> bool: ...
 
     @property
+    def uses_mrope(self) -> bool: ...
+
+    @property
     def most_rows(self) -> int: ...
 
     @property

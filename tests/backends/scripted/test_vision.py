@@ -57,7 +57,7 @@ def test_rows_of_images_follow_the_rules_of_the_seam(tmp_path: Path) -> None:
     with pytest.raises(SeamError, match="need embeddings"):
         scripted(tmp_path).forward(batch(2, rows[:1]))
     with pytest.raises(SeamError, match="rope_pos is missing"):
-        scripted(tmp_path, mrope=True).forward(batch(2, rows))
+        scripted(tmp_path, uses_mrope=True).forward(batch(2, rows))
     with pytest.raises(SeamError, match="looks 1 rows ahead"):
         scripted(tmp_path, is_causal=False).forward(batch(2, rows, ahead=np.array([1, 1], np.int32)))
     with pytest.raises(SeamError, match="without a projector"):

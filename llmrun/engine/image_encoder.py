@@ -1,0 +1,144 @@
+"""Encodes the images of requests between steps, and keeps the embeddings of recent images."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from llmrun.engine.costs import MOST_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmrun.backends.base import Vision
+    from llmrun.engine.answer import Answer
+    from llmrun.engine.image_rows import PromptImage
+    from llmrun.engine.slots import Slot
+    from llmrun.formats.images.decoding import ImageDecoder
+    from llmrun.model.vision.layout import Projector
+
+_MOST_BYTES: Final = 256 << 20  # 280 rows of 2,560 numbers are 2.9 MB
+_LEARNT: Final = 0.3  # the weight of the last image in the time per row
+_TEXT_ROWS: Final = 8  # at most so many rows of text take as long as encoding a row of an image
+
+
+class RecentRows:
+    """The embeddings of recent images, which are forgotten in the order of their last use.
+
+    The scope of a request's prefixes is part of the key, because the time to the first token would reveal whether
+    somebody else sent the same image.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._rows: OrderedDict[tuple[str, bytes], NDArray[np.float32]] = OrderedDict()
+
+    def find(self, scope: str, image: PromptImage) -> NDArray[np.float32] | None:
+        """Return the embeddings of an image, or None if they are not known."""
+        if (rows := self._rows.get((scope, image.key))) is not None:
+            self._rows.move_to_end((scope, image.key))
+        return rows
+
+    def knows(self, scope: str, image: PromptImage) -> bool:
+        """Return whether the embeddings of an image are known. Thread-safe."""
+        return (scope, image.key) in self._rows
+
+    def add(self, scope: str, image: PromptImage, rows: NDArray[np.float32]) -> None:
+        """Keep the embeddings of an image. The oldest ones are forgotten if all take too much memory."""
+        self._rows[scope, image.key] = rows
+        while sum(each.nbytes for each in self._rows.values()) > self._most_bytes:
+            self._rows.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget all embeddings."""
+        self._rows.clear()
+
+
+class ImageEncoder:
+    """Encodes the next image of the running requests.
+
+    on_encode    called before an image is encoded with the rows of text that take as long at most
+    encoding     the id of the request whose image is being encoded, or None
+    row_seconds  how long a row of an image takes, or 0 until an image was encoded
+    """
+
+    def __init__(self, vision: Vision) -> None:
+        self._vision = vision
+        self.recent = RecentRows()
+        self.on_encode: Callable[[int], None] = lambda rows: None
+        self.encoding: int | None = None
+        self.row_seconds = 0.0
+
+    @property
+    def projector(self) -> Projector:
+        """The projector of the model."""
+        return self._vision.projector
+
+    @cached_property
+    def _decoder(self) -> ImageDecoder:
+        from llmrun.formats.images.decoding import ImageDecoder
+
+        return ImageDecoder()
+
+    def prepare(self, running: Mapping[Answer, Slot]) -> Answer | None:
+        """Supply the embeddings that are known already, and return the request whose image is to be encoded next.
+
+        An image is needed if the next large step could reach it. The request with the fewest encoded images is next, so
+        that a request with many images does not hold up the others.
+        """
+        waiting = []
+        for answer, slot in running.items():
+            if answer.images is None:
+                continue
+            depth = len(slot.tokens)
+            while (index := answer.images.needed(depth, depth + MOST_ROWS)) is not None:
+                rows = self.recent.find(answer.prefix_scope, answer.images.images[index])
+                if rows is None:
+                    waiting.append((answer.encoded_images, index, answer))
+                    break
+                answer.images.rows[index] = rows
+        return min(waiting, key=lambda each: each[0])[2] if waiting else None
+
+    def encode(self, answer: Answer, depth: int) -> None:
+        """Encode the next image of a request that has `depth` tokens in the cache.
+
+        Raises Cancelled, BackendCrashed, and LlmrunError if the image or the encoder is to blame.
+        """
+        assert answer.images is not None, "the request has images"
+        index = answer.images.needed(depth, depth + MOST_ROWS)
+        assert index is not None, "`prepare` has chosen this request"
+        image, began = answer.images.images[index], time.perf_counter()
+        self.on_encode(_TEXT_ROWS * image.layout.rows)
+        self.encoding = answer.request_id
+        try:
+            decoded = self._decoder.tiles(image.data, image.layout.scaled, image.name)
+            rows = self._vision.encode(decoded.tiles, image.layout)
+        finally:
+            self.encoding = None
+            seconds = time.perf_counter() - began
+            answer.encode_s += seconds
+        answer.images.rows[index] = rows
+        answer.encoded_images += 1
+        self.recent.add(answer.prefix_scope, image, rows)
+        weight = _LEARNT if self.row_seconds else 1.0
+        self.row_seconds += weight * (seconds / image.layout.rows - self.row_seconds)
+
+    def expected_seconds(self, answer: Answer, depth: int) -> float:
+        """Return how long the images after a position of a prompt will probably take. Thread-safe."""
+        if answer.images is None:
+            return 0.0
+        unknown = [
+            image.layout.rows
+            for image in answer.images.after(depth)
+            if not self.recent.knows(answer.prefix_scope, image)
+        ]
+        return self.row_seconds * sum(unknown)
+
+    def close(self) -> None:
+        """End the process that decodes images. Idempotent."""
+        if "_decoder" in vars(self):
+            self._decoder.close()

@@ -1,0 +1,67 @@
+"""Images in prompts: where they are, and the sentences that refuse them.
+
+Importing this module is fast, because the server and the command line refuse images with the same sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmrun.base.errors import ContextExceeded, UsageError
+from llmrun.formats.images.header import MOST_IMAGES
+
+IMAGE: Final = "image"  # the type of a part with an image, and the part's key for the SHA-256 of the file
+
+
+def image_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of messages that are images, in order."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            yield from (part for part in content if is_image(part))
+
+
+def is_image(part: object) -> bool:
+    """Return whether a part of a message's content is an image."""
+    return isinstance(part, Mapping) and part.get("type") == IMAGE
+
+
+def text_only(model: str) -> UsageError:
+    """Return the error for an image that was sent to a model without any projector."""
+    return UsageError(
+        f"images cannot be read: {model} is a text-only model",
+        hint="use a model that reads images, such as gemma3:4b",
+    )
+
+
+def without_projector(model: str) -> UsageError:
+    """Return the error for an image that was sent to a model that was opened without a projector."""
+    return UsageError(
+        f"images cannot be read: {model} is open without a projector",
+        hint="use a model that reads images, and open it with its projector (--mmproj FILE)",
+    )
+
+
+def misplaced(where: str) -> UsageError:
+    """Return the error for an image in a prompt that cannot have one. `where` is such as "raw completions"."""
+    return UsageError(f"images are not supported in {where}", hint="send images in the messages of a conversation")
+
+
+def check_count(n: int) -> None:
+    """Raise UsageError if a request has too many images."""
+    if n > MOST_IMAGES:
+        raise UsageError(f"too many images: {n}; the limit is {MOST_IMAGES} per request", hint="send fewer images")
+
+
+def too_long(tokens: int, limit: int, images: Sequence[int]) -> ContextExceeded:
+    """Return the error for a prompt with images that does not fit in the context.
+
+    images  the tokens of each image
+    """
+    counts = [f"{n:,}" for n in images]
+    if len(counts) == 1:
+        taken = f"the image takes {counts[0]} tokens: send a smaller image"
+    else:
+        taken = f"the {len(counts)} images take {', '.join(counts[:-1])} and {counts[-1]} tokens: send fewer images"
+    return ContextExceeded.by_prompt(tokens, limit, hint=f"{taken}, lower image_max_tokens, or raise --ctx-size")
