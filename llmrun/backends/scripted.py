@@ -391,6 +391,7 @@ class ScriptedBackend:
         while not self._cancelled and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.002))
         if self._cancelled:
+            self._cancelled = False
             raise Cancelled("stopped in the middle of a forward pass")
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:

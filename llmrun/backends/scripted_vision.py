@@ -62,6 +62,7 @@ class ScriptedProjector(Struct, frozen=True):
     columns, lines  the most patches of an image in each direction; larger images are shrunk
     uses_mrope  True if rows have positions in two dimensions
     has_overview  True if an image has a second tile, which is a single patch with the whole image
+    end      the text after an image, which may be empty
     encode_seconds  duration of the encoding of an image, during which `cancel` can stop it
     error    a message with which every encoding fails
     """
@@ -74,6 +75,7 @@ class ScriptedProjector(Struct, frozen=True):
     is_causal: bool = True
     uses_mrope: bool = False
     has_overview: bool = False
+    end: str = END_IMAGE
     encode_seconds: float = 0.0
     error: str = ""
 
@@ -94,7 +96,8 @@ class ScriptedProjector(Struct, frozen=True):
         if self.has_overview:
             pieces += [Words("overview"), Rows(1, 1, 1, 1)]
             scaled.append(_whole(PATCH, PATCH))
-        return ImageLayout((*pieces, Words(END_IMAGE)), tuple(scaled), nx * PATCH, ny * PATCH)
+        end = (Words(self.end),) if self.end else ()
+        return ImageLayout((*pieces, *end), tuple(scaled), nx * PATCH, ny * PATCH)
 
 
 def _whole(width: int, height: int) -> Scaled:

@@ -159,6 +159,8 @@ class Answer:
     _unsent: list[TokenLogprobs] = field(default_factory=list, init=False)  # the beginning of the prompt's next piece
     _echoed: bool = False  # True after the first PromptDelta
     _marked: list[int] = field(default_factory=list, init=False)  # the first tokens, as in `cached_as`
+    _words: list[int] = field(default_factory=list, init=False)  # the words among the first tokens
+    _n_read: int = field(default=0, init=False)  # the number of these tokens
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
     def __post_init__(self) -> None:
@@ -213,7 +215,9 @@ class Answer:
         """The tokens of the prompt and the answer without the rows of images."""
         if self.images is None:
             return self.tokens
-        return [token for token in self.tokens if token != IMAGE_ROW]
+        self._words += [token for token in self.tokens[self._n_read :] if token != IMAGE_ROW]
+        self._n_read = len(self.tokens)
+        return self._words
 
     @property
     def tenant(self) -> str:

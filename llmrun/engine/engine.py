@@ -112,6 +112,13 @@ class Engine:
             max_sequences=backend.info.max_sequences,
         )
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
+        self.image_encoder: ImageEncoder | None = None
+        predictors = {}
+        if backend.vision is not None:
+            from llmrun.engine.image_encoder import ImageEncoder
+
+            self.image_encoder = ImageEncoder(backend.vision)
+            predictors["encode_s"] = self.image_encoder.expected_seconds
         self._requests = Admission(
             backend.kv,
             self._slots,
@@ -119,14 +126,10 @@ class Engine:
             self._scheduler,
             max_running=max_running or backend.info.max_sequences,
             overcommit=overcommit,
+            **predictors,
         )
         self._share_prefixes = share_prefixes
         self._saved: SavedPrefixes | None = None
-        self.image_encoder: ImageEncoder | None = None
-        if backend.vision is not None:
-            from llmrun.engine.image_encoder import ImageEncoder
-
-            self.image_encoder = ImageEncoder(backend.vision)
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write the next attributes at any time, so each write is atomic.
@@ -364,6 +367,8 @@ class Engine:
         if self.image_encoder is not None:
             events += self._encode_image(self.image_encoder)
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
+        if not work and self.image_encoder is not None and self.image_encoder.next_of(requests.running) is not None:
+            return events
         if not work:
             return events + (requests.make_room() if requests.running else [])
         if begun := begun_by(work):
@@ -399,7 +404,7 @@ class Engine:
     def _encode_image(self, encoder: ImageEncoder) -> list[Event]:
         """Encode one image of a running request, if one is needed. Its errors end only this request."""
         running = self._requests.running
-        if (answer := encoder.prepare(running)) is None:
+        if (answer := encoder.next_of(running)) is None:
             return []
         if answer.prefill_started is None or answer.runs_alone:
             answer.prefill_started = answer.prefill_started or time.perf_counter()

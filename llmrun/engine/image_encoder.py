@@ -84,7 +84,7 @@ class ImageEncoder:
 
         return ImageDecoder()
 
-    def prepare(self, running: Mapping[Answer, Slot]) -> Answer | None:
+    def next_of(self, running: Mapping[Answer, Slot]) -> Answer | None:
         """Supply the embeddings that are known already, and return the request whose image is to be encoded next.
 
         An image is needed if the next large step could reach it. The request with the fewest encoded images is next, so
@@ -110,7 +110,7 @@ class ImageEncoder:
         """
         assert answer.images is not None, "the request has images"
         index = answer.images.needed(depth, depth + MOST_ROWS)
-        assert index is not None, "`prepare` has chosen this request"
+        assert index is not None, "`next_of` has chosen this request"
         image, began = answer.images.images[index], time.perf_counter()
         self.on_encode(_TEXT_ROWS * image.layout.rows)
         self.encoding = answer.request_id

@@ -92,17 +92,19 @@ class PromptImages:
         self._projector = projector
         self.is_causal = projector.is_causal
         self._tiles: list[PlacedTile] = []
-        places = np.flatnonzero(np.array(tokens) == IMAGE_ROW).tolist()
+        places: list[int] = np.flatnonzero(np.array(tokens) == IMAGE_ROW).tolist()
+        n = 0
         for index, image in enumerate(images):
             first = 0
             for tile in image.tiles:
-                own, places = places[: tile.count], places[tile.count :]
+                own = places[n : n + tile.count]
+                n += tile.count
                 if len(own) != tile.count or own[-1] - own[0] != tile.count - 1:
                     raise UsageError(f"{image.name} has another size than the image of the recorded prompt")
                 advance = max(tile.nx, tile.ny)
                 self._tiles.append(PlacedTile(index, first, own[0], own[-1] + 1, tile.nx, advance))
                 first += tile.count
-        if places:
+        if n < len(places):
             raise UsageError("the recorded prompt has more images than the request")
         self._ends = [tile.end for tile in self._tiles]
 

@@ -212,14 +212,14 @@ def _begun_answer(prompt: ChatPrompt) -> str:
 
 
 def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping[str, Any]]:
-    """Return the messages with a word appended to the last user message, if its content is text or parts."""
+    """Return the messages with a word appended to the last user message, if its content is plain text or has images."""
     changed = [*messages]
     for at in reversed(range(len(changed))):
         if changed[at].get("role") == "user":
             content = changed[at].get("content")
             if isinstance(content, str):
                 changed[at] = {**changed[at], "content": f"{content} {word}"}
-            elif isinstance(content, list | tuple):
+            elif content and any(image_parts([changed[at]])):
                 changed[at] = {**changed[at], "content": [*content, {"type": "text", "text": f" {word}"}]}
             break
     return changed

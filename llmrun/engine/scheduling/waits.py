@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -126,7 +126,7 @@ class Load(Struct, frozen=True):
     generated  tokens of its answer so far
     limit      the largest length of its answer
     blocks     the blocks of the KV cache that are reserved for it, or that it will reserve
-    load_s     seconds to load a saved prefix, which the cache then contains
+    load_s     seconds to load a saved prefix, which the cache then contains, and to encode images
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
     computed   tokens of its prompt that the engine computes, because they are not in the cache when it begins
@@ -367,14 +367,25 @@ def _with_chunks(size: StepSize, chunks: Sequence[tuple[_Prompt, int]], n_steps:
 
 
 class Outlook:
-    """Predicts the times of requests, and learns the lengths of answers from the answers that have ended."""
+    """Predicts the times of requests, and learns the lengths of answers from the answers that have ended.
 
-    def __init__(self, kv: KVCache, scheduler: Scheduler, slots: SequenceSlots, max_running: int) -> None:
+    encode_s  returns the seconds for encoding the images of a request from a position on; thread-safe
+    """
+
+    def __init__(
+        self,
+        kv: KVCache,
+        scheduler: Scheduler,
+        slots: SequenceSlots,
+        max_running: int,
+        encode_s: Callable[[Answer, int], float],
+    ) -> None:
         self._kv = kv
         self._n_blocks = kv.capacity // kv.block_size
         self._scheduler = scheduler
         self._slots = slots
         self._max_running = max_running
+        self._encode_s = encode_s
         self._lengths = AnswerLengths()
         self._prompt_tokens = self._computed_tokens = 1
         self._answer_tokens = self._answer_steps = 1
@@ -458,7 +469,8 @@ class Outlook:
         if prefix is None:
             return self._load(answer, int(answer.prompt_tokens * (1 - self._computed_tokens / self._prompt_tokens)))
         leader = None if prefix.leader is None else numbers.get(prefix.leader)
-        return replace(self._load(answer, prefix.n), load_s=prefix.load_s, leader=leader)
+        load_s = prefix.load_s + self._encode_s(answer, prefix.n)
+        return replace(self._load(answer, prefix.n), load_s=load_s, leader=leader)
 
     def _load(self, answer: Answer, depth: int) -> Load:
         most = answer.limit - answer.prompt_tokens

@@ -1,7 +1,7 @@
 """Tests that images are encoded and computed once, and that a prefix never matches another image.
 
-The noise of a scripted model depends on all rows so far and on their positions, so an answer from a wrong prefix differs
-from the answer of a fresh engine.
+The noise of a scripted model depends on all rows so far and on their positions, so an answer from a wrong prefix
+differs from the answer of a fresh engine.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_changed_question_keeps_the_image(tmp_path: Path, projector: dict[str,
 @pytest.mark.parametrize("other", [1, 2])
 @pytest.mark.parametrize("projector", KINDS)
 def test_pictures_of_equal_size_never_mix(tmp_path: Path, projector: dict[str, Any], other: int) -> None:
-    """sglang#11785, jundot/omlx#1417, ik_llama.cpp#1893: answer about another picture, even if most pixels are equal."""
+    """sglang#11785, jundot/omlx#1417, ik_llama.cpp#1893: answer about another picture, even if pixels are equal."""
     sight = Sight(tmp_path, projector, voice=None)
     requests = [greedy(ask([WORDS, file, "?"])) for file in (FILES[0], FILES[other], FILES[0])]
     expected = [fresh(tmp_path, request, projector).tokens for request in requests]
@@ -118,7 +118,9 @@ def test_another_projector_or_detail_never_matches(tmp_path: Path, projector: di
 def test_answers_do_not_depend_on_earlier_images(
     tmp_path: Path, data: st.DataObject, checkpoint: int | None, kind: dict[str, Any], together: bool
 ) -> None:
-    contents = st.lists(st.sampled_from([*FILES, WORDS, "a"]), min_size=1, max_size=5)
+    contents: st.SearchStrategy[list[bytes | str]] = st.lists(
+        st.sampled_from([*FILES, WORDS, "a"]), min_size=1, max_size=5
+    )
     requests = [greedy(ask(data.draw(contents))) for _ in range(data.draw(st.integers(2, 4)))]
     rows = data.draw(st.sampled_from([8, 512]))
     options: dict[str, Any] = {"max_sequences": 2, "checkpoint": checkpoint, "rows_per_step": rows}
@@ -219,5 +221,5 @@ def test_engines_without_images_have_no_rows(tmp_path: Path) -> None:
     """Text-only requests of a model that reads images get the same batches as before."""
     sight = Sight(tmp_path, {"uses_mrope": True, "is_causal": False})
     answer_all(sight.engine, [ask("hello")])
-    assert all(each.embeds is each.rope_pos is each.ahead is None for each in sight.backend.batches)
+    assert all(each.embeds is None and each.rope_pos is None and each.ahead is None for each in sight.backend.batches)
     assert isinstance(sight.engine, Engine)

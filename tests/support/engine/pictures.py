@@ -75,7 +75,9 @@ class Sight:
     ) -> None:
         script = tmp_path / "mmproj.json"
         script.write_text(json.dumps(projector or {}))
-        engine_options = {key: options.pop(key) for key in ("drafts", "rows_per_step", "max_running") if key in options}
+        engine_options = {
+            key: options.pop(key) for key in ("drafts", "rows_per_step", "max_running", "overcommit") if key in options
+        }
         self.backend = ScriptedBackend(voice, projector=script, **{"context_size": 4096, **options})
         self.engine = Engine(self.backend, templates=PROCESS, **engine_options)
         self.decoder = PlainDecoder()

@@ -1,0 +1,206 @@
+"""Tests of encoding between steps: other requests go on, and what goes wrong with an image ends only its request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.base.errors import BackendCrashed, LlmrunError, UsageError
+from llmrun.base.types import FinishReason
+from llmrun.engine.image_encoder import ImageEncoder
+from llmrun.engine.requests import Finished, TextDelta
+from llmrun.model.vision.layout import ImageLayout
+from tests.support.engine.answers import answer_all, run_to_the_end
+from tests.support.engine.contract import assert_books_agree
+from tests.support.engine.pictures import BLUE, GREEN, RED, Sight, ask, plain, png
+
+FILES = [png(plain(64, 64, color)) for color in (RED, GREEN, BLUE)]
+LARGE = [png(plain(512, 512, color)) for color in (RED, GREEN, BLUE)]
+
+
+def test_answers_go_on_between_encodings(tmp_path: Path) -> None:
+    """Between two images, every answer in progress gets a token."""
+    sight = Sight(tmp_path, max_sequences=2)
+    text = sight.engine.submit(ask("a long question " * 3, max_tokens=60))
+    while not any(isinstance(event, TextDelta) for event in sight.engine.step()):
+        pass
+    sight.engine.submit(ask([*LARGE, "?"]))
+    for encoded in (1, 2, 3):
+        tokens = [event for event in sight.engine.step() if isinstance(event, TextDelta) and event.request_id == text]
+        assert len(tokens) == 1
+        assert sight.encoded == encoded
+
+
+def test_many_images_do_not_hold_up_one_image(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, max_sequences=2)
+    many = sight.engine.submit(ask([*LARGE, "?"]))
+    events = sight.engine.step()
+    one = sight.engine.submit(ask([FILES[0], "?"]))
+    answers = run_to_the_end(sight.engine, [many, one], events=events)
+    assert [layout.rows for layout in sight.backend.vision.encoded] == [256, 4, 256, 256]  # type: ignore[union-attr]
+    assert [answer.finished.timings.encoded_images for answer in answers] == [3, 1]
+
+
+@pytest.mark.parametrize("projector", [{}, {"is_causal": False}])
+def test_a_broken_encoder_ends_only_the_request_with_the_image(tmp_path: Path, projector: dict[str, Any]) -> None:
+    sight = Sight(tmp_path, {**projector, "error": "the encoder failed"}, max_sequences=2)
+    image, text = answer_all(sight.engine, [ask([FILES[0], "?"]), ask("hello")])
+    assert str(image.failed.error) == "the encoder failed"
+    assert text.text == "You said: hello"
+    assert sight.engine.status().running == sight.engine.status().waiting == 0
+    assert_books_agree(sight.engine)
+
+
+def test_an_image_that_cannot_be_decoded_ends_only_its_request(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, max_sequences=2)
+    broken = FILES[0].replace(b"IDAT", b"IDIT")
+    sight.decoder.tiles = _refuse  # type: ignore[method-assign]
+    image, text = answer_all(sight.engine, [ask([broken, "?"]), ask("hello")])
+    assert isinstance(image.failed.error, UsageError)
+    assert str(image.failed.error) == "image 1: the image cannot be decoded"
+    assert text.text == "You said: hello"
+
+
+def _refuse(data: bytes, scaled: object, place: str) -> Any:
+    raise UsageError(f"{place}: the image cannot be decoded")
+
+
+def test_a_crash_of_the_encoder_names_the_request(tmp_path: Path) -> None:
+    """The server asks the request alone after a crash, so it must know which request began."""
+    sight, begun = Sight(tmp_path), list[int]()
+    sight.engine._on_begin = begun.extend
+
+    def crash(tiles: object, layout: ImageLayout) -> NDArray[np.float32]:
+        raise BackendCrashed("the worker has crashed")
+
+    assert sight.backend.vision is not None
+    sight.backend.vision.encode = crash  # type: ignore[method-assign]
+    request_id = sight.engine.submit(ask([FILES[0]]))
+    with pytest.raises(BackendCrashed):
+        sight.engine.step()
+    assert begun == [request_id]
+
+
+@pytest.mark.parametrize("all_requests", [False, True])
+def test_cancel_stops_an_encoding(tmp_path: Path, all_requests: bool) -> None:
+    sight = Sight(tmp_path, {"encode_seconds": 60.0}, max_sequences=2)
+    image, text = sight.engine.submit(ask([FILES[0], "?"])), sight.engine.submit(ask("hello"))
+    stop = sight.engine.cancel_current if all_requests else lambda: sight.engine.cancel(image)
+
+    def cancel() -> None:
+        while sight.engine.image_encoder.encoding is None:  # type: ignore[union-attr]
+            time.sleep(0.001)
+        stop()
+
+    threading.Thread(target=cancel).start()
+    began = time.monotonic()
+    cancelled, other = run_to_the_end(sight.engine, [image, text])
+    assert time.monotonic() - began < 30
+    assert cancelled.finished.reason is FinishReason.CANCELLED
+    assert cancelled.finished.timings.encoded_images == 0
+    assert other.finished.reason is (FinishReason.CANCELLED if all_requests else FinishReason.STOP)
+    assert_books_agree(sight.engine)
+
+
+def test_a_cancel_during_an_image_keeps_the_rest(tmp_path: Path) -> None:
+    """llama.cpp#17071 and #13865: context shift crashes with images. We never shift; a cut prefix is computed again."""
+    sight = Sight(tmp_path, {"uses_mrope": True}, rows_per_step=20)
+    request = ask(["words", LARGE[0], "?"])
+    first = sight.engine.submit(request)
+    for _ in range(4):
+        sight.engine.step()
+    sight.engine.cancel(first)
+    run_to_the_end(sight.engine, [first])
+    [answer] = answer_all(sight.engine, [request])
+    assert answer.text == "You said: words[256 rows of #ff0000]?"
+    assert sight.encoded == 1
+    assert answer.finished.timings.cached_tokens < 30
+
+
+def test_a_late_cancel_of_another_request_loses_nothing(tmp_path: Path) -> None:
+    """The cancel of a step that has already ended stops the next encoding, which is then repeated."""
+    sight = Sight(tmp_path)
+    answer_all(sight.engine, [ask("an earlier prompt, which stays cached")])
+    request_id = sight.engine.submit(ask([FILES[0], "?"]))
+    sight.backend.cancel()
+    [answer] = run_to_the_end(sight.engine, [request_id])
+    assert answer.text == "You said: [4 rows of #ff0000]?"
+    sight.backend.cancel()
+    [answer] = answer_all(sight.engine, [ask([FILES[1], "?"])])
+    assert answer.text == "You said: [4 rows of #00ff00]?"
+
+
+def test_full_contexts_end_answers_about_images(tmp_path: Path) -> None:
+    """llama.cpp#17071: there is no context shift, so the answer ends at the limit."""
+    sight = Sight(tmp_path, context_size=80)
+    [answer] = answer_all(sight.engine, [ask([FILES[0], "a question that does not fit"], max_tokens=None)])
+    assert answer.finished.reason is FinishReason.LENGTH
+    assert answer.finished.context_used == 80
+
+
+def test_preempted_requests_encode_nothing_again(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, max_sequences=2, capacity=400, context_size=400, overcommit=True)
+    requests = [ask([text * 20, file, "?"], max_tokens=150) for text, file in (("one ", FILES[0]), ("two ", FILES[1]))]
+    answers = answer_all(sight.engine, requests)
+    assert sight.engine.status().preemptions
+    assert sight.encoded == 2
+    for answer, text, color in zip(answers, ("one ", "two "), ("ff0000", "00ff00"), strict=True):
+        assert answer.text == f"You said: {text * 20}[4 rows of #{color}]?"
+
+
+def test_timings_tell_the_encoding_apart(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, {"encode_seconds": 0.15})
+    [answer] = answer_all(sight.engine, [ask([FILES[0], FILES[1], FILES[0], "?"])])
+    timings = answer.finished.timings
+    assert timings.encoded_images == 2
+    assert 0.3 <= timings.encode_s < timings.ttft_s
+    assert timings.prefill_s < 0.15
+    [text] = answer_all(sight.engine, [ask("hello")])
+    assert (text.finished.timings.encoded_images, text.finished.timings.encode_s) == (0, 0.0)
+
+
+def test_predictions_include_the_encoding(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, {"encode_seconds": 0.2}, rows_per_step=16)
+    for file in FILES[:2]:
+        answer_all(sight.engine, [ask(["words " * 10, file, "?"], max_tokens=4)])
+    new, known = (sight.engine.prepare(ask(["other words " * 10, file, "?"])) for file in FILES[1:][::-1])
+    first = sight.engine.predicted(new).first_token_s
+    second = sight.engine.predicted(known).first_token_s
+    assert first is not None
+    assert second is not None
+    assert second < 0.2 < first
+
+
+def test_encoding_is_announced_to_the_watchdog(tmp_path: Path) -> None:
+    """An encoding may take as long as many steps, and must not be taken for a hang."""
+    sight, rows = Sight(tmp_path), list[int]()
+    encoder = sight.engine.image_encoder
+    assert isinstance(encoder, ImageEncoder)
+    encoder.on_encode = rows.append
+    answer_all(sight.engine, [ask([LARGE[0], "?"])])
+    assert rows == [8 * 256]
+
+
+def test_finished_requests_hold_no_rows(tmp_path: Path) -> None:
+    sight = Sight(tmp_path)
+    prepared = sight.engine.prepare(ask([FILES[0], "?", LARGE[0]]))
+    sight.engine.enqueue(prepared)
+    events: list[object] = []
+    while not sight.engine.idle:
+        events += sight.engine.step()
+    assert isinstance(events[-1], Finished)
+    assert prepared.images is not None
+    assert not prepared.images.rows
+
+
+def test_errors_of_images_are_raised_by_generate(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, {"error": "the encoder failed"})
+    with pytest.raises(LlmrunError, match="the encoder failed"):
+        list(sight.engine.generate(ask([FILES[0], "?"])))
+    assert sight.engine.idle
