@@ -164,7 +164,6 @@ class SequenceSlots:
                 kept = saved.load(self._kv, slot.index, tokens, tenant)
             except KVFull:
                 kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
-        kept = self._whole(slot, tokens, kept)
         slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
         if kept >= _LEAST_TIMED:
             self._loaded_token_s = (time.perf_counter() - began) / kept

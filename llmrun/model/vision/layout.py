@@ -56,6 +56,7 @@ class Projector(Protocol):
     row_width     numbers per row: the width of the text model's embeddings, times 1 + the number of deepstack layers
     placeholders  the texts that chat templates write for an image; the pieces of its layout replace the whole text
     is_causal     False if the rows of an image attend to each other in both directions, so that a batch has all of them
+    uses_mrope    True if the text model has M-RoPE, so that rows have positions in two dimensions
     most_rows     the most rows of one tile
     identity      a digest of the file, and of all that decides the rows of given pixels
     """

@@ -56,6 +56,35 @@ def test_rows_replace_the_placeholders_of_the_template(tmp_path: Path) -> None:
     assert answer.text == "You said: What are [2 rows of #ff0000] and [3 rows of #0000ff]?"
 
 
+@pytest.mark.parametrize(
+    ("role", "parts", "expected"),
+    [
+        ("user", [RED_FILE], "[2 rows of #ff0000]"),
+        ("user", [RED_FILE, RED_FILE], "[2 rows of #ff0000][2 rows of #ff0000]"),
+        ("user", ["", RED_FILE, ""], "[2 rows of #ff0000]"),
+        ("user", [png(plain(1, 1))], "[1 row of #ff0000]"),
+        ("user", [png(plain(1, 4000))], "[16 rows of #ff0000]"),
+        ("user", [png(plain(4000, 1))], "[16 rows of #ff0000]"),
+        ("system", ["see", RED_FILE], "and?"),
+        ("assistant", ["see", RED_FILE], "and?"),
+    ],
+)
+@pytest.mark.parametrize("template", [None, NEEDS_TEXT])
+def test_valid_forms_are_answered(
+    tmp_path: Path, role: str, parts: list[bytes | str], expected: str, template: str | None
+) -> None:
+    """llama.cpp#14237, #22901, #14615: valid request forms end in a generic error."""
+    sight = Sight(tmp_path, chat_template=template)
+    prompt = chat(parts)
+    messages = [
+        {**prompt.messages[0], "role": role},
+        *([{"role": "user", "content": "and?"}] if role != "user" else []),
+    ]
+    request = Request(ChatPrompt(messages, images=prompt.images), max_tokens=60)
+    [answer] = answer_all(sight.engine, [request])
+    assert answer.text == f"You said: {expected}"
+
+
 def test_images_in_turns_keep_their_order(tmp_path: Path) -> None:
     [answer] = answer_all(Sight(tmp_path).engine, [ask([RED_FILE, "one"], "Red.", [BLUE_FILE, "two", GREEN_FILE])])
     assert answer.text == "You said: [3 rows of #0000ff]two[1 row of #00ff00]"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from llmrun.base.types import Adapter
+from llmrun.engine.adapters import AdaptedTokens
 from llmrun.engine.engine import Engine
 from llmrun.engine.image_encoder import RecentRows
 from llmrun.engine.image_rows import PromptImage
@@ -215,6 +216,17 @@ def test_adapters_and_images_never_mix(tmp_path: Path, starts: tuple[int, ...]) 
         [expected] = answer_all(Sight(tmp_path, {"is_causal": False}, **options).engine, [request])
         assert answer.tokens == expected.tokens
     assert sight.encoded == 2
+
+
+def test_rows_have_other_numbers_with_adapters() -> None:
+    """A raw prompt can begin with an image, whose rows then precede all tokens with the mark of an adapter."""
+    adapters, rows = [Adapter(name, name, 0.0, (), name) for name in ("one", "two")], [-8, -15, -21]
+    marked = [
+        AdaptedTokens(adapters, scales, (0, 0)).marked(rows, 0) for scales in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.0))
+    ]
+    assert len({number for numbers in (rows, *marked) for number in numbers}) == 12
+    assert all(-(1 << 63) <= number < 0 for numbers in marked for number in numbers)
+    assert [[number & 1 for number in numbers] for numbers in marked] == [[0, 1, 1]] * 3
 
 
 def test_engines_without_images_have_no_rows(tmp_path: Path) -> None:
