@@ -30,7 +30,7 @@ from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter,
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.slots import Slot, common_prefix, whole_images
+from llmrun.engine.slots import Slot, common_prefix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -342,7 +342,7 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
             if not plan.may_ask(drafter, pace) and not plan.promises(drafter, speed, pace, depth):
                 continue
             pace.unasked = 0
-        found = drafter.draft(answer.words, most, partial(plan.worth, drafter, pace, depth)).first(most)
+        found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
         plan.spend(found.seconds)
         best = _better(best, found, plan, pace, depth)
     return best.first(answer.n_allowed(best.tokens))
@@ -367,7 +367,7 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
     """
     tokens = answer.reusable
     waits = [
-        PrefixWait(leader, whole_images(tokens, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1)))
+        PrefixWait(leader, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1))
         for leader, slot in running.items()
         if leader.prefix_scope == answer.prefix_scope and len(leader.tokens) - len(slot.tokens) > 1
     ]

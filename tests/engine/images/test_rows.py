@@ -16,7 +16,7 @@ from llmrun.engine.drafting.base import Drafter, DraftSource, Kind
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.requests import IMAGE_MARKER, Request, TextPrompt
 from llmrun.engine.slots import whole_images
-from tests.support.engine.answers import answer_all
+from tests.support.engine.answers import answer_all, run_to_the_end
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.pictures import BLUE, RED, Sight, ask, plain, png
 
@@ -108,6 +108,25 @@ def test_a_prompt_may_end_with_an_image(tmp_path: Path, projector: dict[str, Any
     assert sight.encoded == 1
 
 
+def test_rows_that_a_cancelled_step_lost_are_run_again(tmp_path: Path) -> None:
+    """A recurrent state that a cancelled step had changed is lost, and the last checkpoint may be inside an image."""
+    sight = Sight(tmp_path, {"is_causal": False}, voice=None, rows_per_step=8)
+    request = ask(["Look: ", WIDE, " at this, please."], max_tokens=3)
+    request_id = sight.engine.submit(request)
+    while not any(each.embeds is not None for each in sight.backend.batches):
+        sight.engine.step()
+    kv, run = sight.backend.kv, sight.backend.kv.truncate
+    end = len(kv.sequences[0])
+    kv.truncate = lambda seq, n: run(seq, min(n, end - 5))  # type: ignore[method-assign]
+    sight.backend.cancel()
+    sight.engine.step()
+    kv.truncate = run  # type: ignore[method-assign]
+    [answer] = run_to_the_end(sight.engine, [request_id])
+    [expected] = answer_all(Sight(tmp_path, {"is_causal": False}, voice=None).engine, [request])
+    assert answer.tokens == expected.tokens
+    assert sight.encoded == 1
+
+
 def test_prefixes_end_before_an_image_or_after_it() -> None:
     numbers = [5, 6, -4, -7, -9, 8, -10, -12, -13]
     assert [whole_images(numbers, n) for n in range(10)] == [0, 1, 2, 2, 2, 5, 6, 7, 7, 9]
@@ -128,7 +147,7 @@ def test_penalties_pass_over_image_rows(tmp_path: Path, changed: dict[str, Any])
 
 
 def test_lookup_drafts_answers_about_images(tmp_path: Path) -> None:
-    """Drafts come from the words around images. Networks that see no images draft nothing."""
+    """Drafts end before the rows of images. Networks that see no images draft nothing."""
     request = ask(["one two three four five six seven " * 3, WIDE, "one two three"], max_tokens=200)
     [plain_answer] = answer_all(Sight(tmp_path).engine, [request])
     sight = Sight(tmp_path)
