@@ -20,7 +20,6 @@ from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
-from llmrun.engine.images import misplaced
 from llmrun.engine.prompts import ModelThinking, PromptReader
 from llmrun.engine.requests import (
     Event,
@@ -301,6 +300,8 @@ class Engine:
         ending = self._prompts.closing_tokens() if request.think_budget is not None else ()
         most = self._prompts.token_limit(len(prompt.tokens), request.max_tokens, prompt.images)
         if prompt.images is not None and request.echo and request.logprobs is not None:
+            from llmrun.engine.images import misplaced
+
             raise misplaced("prompts with log-probabilities")
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request, has_images=prompt.images is not None)

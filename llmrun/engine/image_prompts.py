@@ -17,8 +17,8 @@ from msgspec import structs
 from llmrun.base.errors import TemplateRefused, UsageError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.image_rows import PromptImage, PromptImages
-from llmrun.engine.images import IMAGE, check_count, image_parts, is_image
-from llmrun.engine.requests import IMAGE_MARKER
+from llmrun.engine.images import check_count
+from llmrun.engine.requests import IMAGE, IMAGE_MARKER, image_parts, is_image
 from llmrun.model.tokenizers.vocabulary import MARK
 from llmrun.model.vision.layout import Words
 

@@ -1,30 +1,14 @@
-"""Images in prompts: where they are, and the sentences that refuse them.
+"""The sentences that refuse images in prompts.
 
 Importing this module is fast, because the server and the command line refuse images with the same sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
 from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.formats.images.header import MOST_IMAGES
-
-IMAGE: Final = "image"  # the type of a part with an image, and the part's key for the SHA-256 of the file
-
-
-def image_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of messages that are images, in order."""
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list | tuple):
-            yield from (part for part in content if is_image(part))
-
-
-def is_image(part: object) -> bool:
-    """Return whether a part of a message's content is an image."""
-    return isinstance(part, Mapping) and part.get("type") == IMAGE
 
 
 def text_only(model: str) -> UsageError:

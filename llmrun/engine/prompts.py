@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.base import check_generates, require_thinking
-from llmrun.engine.images import image_parts, too_long, without_projector
 from llmrun.engine.requests import (
     NONE,
     ChatPrompt,
@@ -33,6 +32,7 @@ from llmrun.engine.requests import (
     Request,
     TextPrompt,
     TokenPrompt,
+    image_parts,
 )
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess, alternating, choose_template
 from llmrun.engine.templates.tool_format import TemplateAbilities
@@ -381,6 +381,8 @@ class PromptReader:
     def _projector(self) -> Projector:
         """The projector of the model. Raises UsageError if the model was opened without one."""
         if self._backend.vision is None:
+            from llmrun.engine.images import without_projector
+
             raise without_projector(self._backend.info.name)
         return self._backend.vision.projector
 
@@ -473,6 +475,8 @@ class PromptReader:
         if prompt_tokens == 0:
             raise UsageError("empty prompt: at least one token is needed")
         if prompt_tokens >= context and images is not None:
+            from llmrun.engine.images import too_long
+
             raise too_long(prompt_tokens, context, images.row_counts)
         if prompt_tokens >= context:
             trained = self._backend.info.train_context

@@ -6,7 +6,7 @@ Servers report the facts about a model to clients, and use these facts to parse 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -23,6 +23,7 @@ from llmrun.options.settings import RULES
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 # Keys of the tools in a ChatPrompt, and the name of a custom tool's only argument
 CUSTOM, DEFERRED, INPUT = "custom", "deferred", "input"
+IMAGE = "image"  # the type of a part with an image, and the part's key for the SHA-256 of the file
 IMAGE_MARKER = "<__media__>"  # stands for an image in a raw prompt, as in llama-server
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
@@ -58,6 +59,19 @@ class ChatPrompt(Portable, frozen=True):
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     images: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def image_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of messages that are images, in order."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            yield from (part for part in content if is_image(part))
+
+
+def is_image(part: object) -> bool:
+    """Return whether a part of a message's content is an image."""
+    return isinstance(part, Mapping) and part.get("type") == IMAGE
 
 
 class RecordedChat(ChatPrompt, frozen=True):

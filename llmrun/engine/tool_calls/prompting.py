@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.images import image_parts
-from llmrun.engine.requests import AUTO, REQUIRED
+from llmrun.engine.requests import AUTO, REQUIRED, image_parts
 from llmrun.engine.templates.tool_format import ToolAbilities, call_objects
 from llmrun.engine.thinking import Placeholders, Spelling, spelled
 from llmrun.engine.tool_calls.grammar import tool_grammar
