@@ -226,11 +226,13 @@ class Header:
     values    all keys whose values are not lists, except the chat template
     template  the source of the chat template; "" if there is none
     fills     True if the vocabulary contains the tokens for filling in the middle
+    sees_images  True if the model's projector is on this machine
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     template: str = ""
     fills: bool = False
+    sees_images: bool = False
 
     @property
     def mentions_tools(self) -> bool:

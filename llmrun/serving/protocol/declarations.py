@@ -147,7 +147,12 @@ def read(declared: type[T], body: Mapping[str, Any], place: str = "") -> tuple[T
     ignored: list[str] = []
     found: T = kind_of(declared).read(body, place, ignored)
     in_order = sorted(ignored, key=lambda path: path.count(".") + path.count("["))
-    return found, tuple(dict.fromkeys(_INDEX.sub("[]", path) for path in in_order))
+    return found, tuple(dict.fromkeys(map(without_indexes, in_order)))
+
+
+def without_indexes(path: str) -> str:
+    """Return the path of a field with empty brackets, as in "messages[].cache_control"."""
+    return _INDEX.sub("[]", path)
 
 
 def schemas(*declared: Any) -> dict[str, Schema]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypedDict
 
-from llmrun.engine.requests import ModelFacts
+from llmrun.engine.requests import IMAGE_MARKER, ModelFacts
 from llmrun.serving.protocol.llama_server import sampling_settings
 from llmrun.serving.protocol.openai.objects import NO_LIMIT, Count
 
@@ -33,6 +33,7 @@ class Props(TypedDict):
     model_path: Annotated[str, "The name of the model, because clients must not learn its path."]
     model_ftype: str
     modalities: _Modalities
+    media_marker: Annotated[str, "Stands for an image in `prompt_string` of /completion."]
     chat_template: Annotated[str, "The source of the chat template, or an empty string if the model has none."]
     bos_token: str
     eos_token: str
@@ -66,7 +67,8 @@ def props_body(facts: ModelFacts, version: str) -> Props:
         "model_alias": facts.name,
         "model_path": facts.name,
         "model_ftype": facts.info.file_type,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": facts.sees_images, "audio": False},
+        "media_marker": IMAGE_MARKER,
         "chat_template": facts.chat_template or "",
         "bos_token": facts.bos_token or "",
         "eos_token": facts.eos_token or "",

@@ -12,9 +12,11 @@ from itertools import groupby
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict, TypeVar
 
 from llmrun.base import types as times
+from llmrun.base.amounts import counted
 from llmrun.base.sampling_texts import TEMPERATURE, parse_samplers
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import (
+    IMAGE_MARKER,
     ContextFile,
     Event,
     FillPrompt,
@@ -32,6 +34,7 @@ from llmrun.engine.requests import (
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.serving.protocol.declarations import Expected, Limits, Refused, agreed, read, wrong_type
 from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.images import Base64, Images
 from llmrun.serving.protocol.openai.messages import check_lengths, check_tokens, require_filling
 from llmrun.serving.protocol.openai.objects import (
     MOST_CHOICES,
@@ -97,6 +100,15 @@ class InfillRequest(_Generation, total=False):
     input_extra: Annotated[list[_File], Limits(0, MOST_FILES, "file"), "Other files, the most important one last."]
 
 
+class ImagePrompt(TypedDict, total=False):
+    """A text with images."""
+
+    prompt_string: Required[
+        Annotated[str, f"The text, in which `{IMAGE_MARKER}` stands for each image. /props shows this marker."]
+    ]
+    multimodal_data: Annotated[list[Base64], "The images in the order of their markers: PNG, JPEG, WebP, GIF or BMP."]
+
+
 _Mixed = Annotated[list[str | Token], Limits(1, noun="part"), Expected("a list of texts and token IDs")]
 
 
@@ -105,8 +117,8 @@ class LlamaCompletionRequest(_Generation, total=False):
 
     prompt: Required[
         Annotated[
-            str | Annotated[list[str | Token | _Mixed], Limits(1, noun="prompt")],
-            Expected("a string, a list of strings and token IDs, or a list of such prompts"),
+            str | ImagePrompt | Annotated[list[str | Token | ImagePrompt | _Mixed], Limits(1, noun="prompt")],
+            Expected("a string, a list of strings and token IDs, an object with images, or a list of such prompts"),
             "One or more prompts. A list with a token ID is one prompt, whose parts are joined. Control strings in "
             "texts become control tokens.",
         ]
@@ -233,18 +245,33 @@ def _is_unknown_sampler(name: str) -> bool:
     return False
 
 
-def _prompts(value: str | list[Any], facts: ModelFacts) -> list[TextPrompt | TokenPrompt | MixedPrompt]:
-    if isinstance(value, str):
-        return [TextPrompt(value)]
-    if any(isinstance(part, int) for part in value):
-        return [_prompt(value, "prompt", facts)]
-    return [_prompt(each, f"prompt[{number}]", facts) for number, each in enumerate(value)]
+def _prompts(value: str | ImagePrompt | list[Any], facts: ModelFacts) -> list[TextPrompt | TokenPrompt | MixedPrompt]:
+    images = Images(facts)
+    if not isinstance(value, list) or any(isinstance(part, int) for part in value):
+        return [_prompt(value, "prompt", facts, images)]
+    return [_prompt(each, f"prompt[{number}]", facts, images) for number, each in enumerate(value)]
 
 
-def _prompt(value: str | list[Any], place: str, facts: ModelFacts) -> TextPrompt | TokenPrompt | MixedPrompt:
-    """Return the prompt for a text, or for a list of texts and token IDs. Raises InvalidField."""
+def _with_images(value: ImagePrompt, place: str, images: Images) -> TextPrompt:
+    text, given = value["prompt_string"], value.get("multimodal_data", ())
+    if given and (markers := text.count(IMAGE_MARKER)) != len(given):
+        words = f"{counted(len(given), 'image')}, but prompt_string has {counted(markers, 'marker')}"
+        raise InvalidField(f"{place}.multimodal_data", words, hint=f"write {IMAGE_MARKER} in place of each image")
+    files = (images.file(each, f"{place}.multimodal_data[{number}]") for number, each in enumerate(given))
+    return TextPrompt(text, tuple(files))
+
+
+def _prompt(
+    value: str | ImagePrompt | list[Any], place: str, facts: ModelFacts, images: Images
+) -> TextPrompt | TokenPrompt | MixedPrompt:
+    """Return the prompt for a text, for a text with images, or for a list of texts and token IDs.
+
+    Raises InvalidField.
+    """
     if isinstance(value, str):
         return TextPrompt(value)
+    if isinstance(value, dict):
+        return _with_images(value, place, images)
     parts: list[str | tuple[int, ...]] = []
     for is_text, group in groupby(enumerate(value), lambda item: isinstance(item[1], str)):
         [*items] = group

@@ -110,6 +110,7 @@ class OllamaModelRoutes:
         facts = self._facts(known)
         abilities = abilities_of(
             header.values,
+            sees_images=header.sees_images if facts is None else facts.sees_images,
             takes_tools=header.mentions_tools if facts is None else facts.takes_tools,
             thinks=header.mentions_thinking if facts is None else facts.thinks,
             fills=header.fills if facts is None else facts.fills,

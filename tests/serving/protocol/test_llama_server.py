@@ -223,7 +223,7 @@ def test_prompts_may_mix_texts_and_tokens(prompt: Any, expected: list[Prompt]) -
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [5, [6]]}, "prompt"),
-        ({"prompt": {"prompt_string": "Hi", "multimodal_data": []}}, "prompt"),
+        ({"prompt": {"multimodal_data": []}}, "prompt.prompt_string"),
         ({"prompt": [1000]}, "prompt[0]"),
         ({"prompt": ["Hi", 1000]}, "prompt[0]"),
         ({"prompt": ["Hi"] * 65, "n": 2}, "prompt"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
 from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, Tagged, Usual
+from llmrun.serving.protocol.images import AS_BASE64, Base64
 from llmrun.serving.protocol.openai.objects import (
     LEFT_OUT,
     MOST_TOOLS,
@@ -22,6 +23,9 @@ from llmrun.serving.protocol.openai.objects import (
 KNOWN_EDIT: Final = "clear_thinking_20251015"
 _UNUSED: Final = "This field is accepted for compatibility, but has no effect."
 _BLOCKS: Final = Tagged("type", unknown="blocks of the type {} are not supported here", advice="send text")
+_USER_BLOCKS: Final = Tagged(
+    "type", unknown="blocks of the type {} are not supported here", advice="send text and images"
+)
 _CONTENT: Final = Expected("a string or a list of blocks")
 
 
@@ -62,8 +66,30 @@ class _PastToolUse(_Block):
 Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
 
 
-class _ResultFile(_Block):
-    """An image or a document, which is replaced by a note."""
+class _Base64Source(TypedDict):
+    type: Literal["base64"]
+    media_type: NotRequired[Annotated[str, f"{_UNUSED} The image itself shows its format."]]
+    data: Annotated[Base64, "A PNG, JPEG, WebP, GIF or BMP file, as base64."]
+
+
+class _UrlSource(TypedDict):
+    type: Annotated[Literal["url"], Refused((), AS_BASE64, "this server fetches no URLs")]
+
+
+class _FileSource(TypedDict):
+    type: Annotated[Literal["file"], Refused((), AS_BASE64, "this server stores no files")]
+
+
+class ImageBlock(_Block):
+    type: Literal["image"]
+    source: Annotated[_Base64Source | _UrlSource | _FileSource, Tagged("type")]
+
+
+class ResultFileBlock(_Block):
+    """An image, in the same form as in messages, or a document. Models get a note in place of files they cannot read.
+
+    Errors would end an agent's conversation, because all later requests contain the file again.
+    """
 
     type: Literal["image", "document"]
 
@@ -73,7 +99,7 @@ class _ToolReference(_Block):
     tool_name: str
 
 
-ResultBlock = Annotated[_Text | _ResultFile | _ToolReference, _BLOCKS]
+ResultBlock = Annotated[_Text | Annotated[ResultFileBlock, KEPT] | _ToolReference, _BLOCKS]
 ResultContent = Annotated[str | list[ResultBlock], _CONTENT]
 
 
@@ -84,7 +110,7 @@ class _ToolResult(_Block):
     is_error: NotRequired[bool]
 
 
-UserBlock = Annotated[_Text | _ToolResult, _BLOCKS]
+UserBlock = Annotated[_Text | ImageBlock | _ToolResult, _USER_BLOCKS]
 AssistantBlock = Annotated[_Text | _Thought | _RedactedThought | _PastToolUse, _BLOCKS]
 
 

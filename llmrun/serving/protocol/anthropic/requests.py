@@ -21,6 +21,7 @@ from llmrun.engine.templates.chat_template import reminder
 from llmrun.serving.protocol.anthropic.objects import (
     AnthropicTool,
     AssistantBlock,
+    ImageBlock,
     MessageCountRequest,
     MessageRequest,
     ResultBlock,
@@ -32,9 +33,8 @@ from llmrun.serving.protocol.anthropic.objects import (
 )
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
+from llmrun.serving.protocol.images import BETWEEN_PARTS, Images, Part, Piece, content_of, pieces_of
 from llmrun.serving.protocol.openai.messages import (
-    BETWEEN_PARTS,
-    FILE_LEFT_OUT,
     ToolOptions,
     chosen_tool,
     definitions_of,
@@ -160,10 +160,12 @@ _BILLING: Final = re.compile(rf"{BILLING}:(?:\s*\w+=[^;\n]*;)*\s*")
 Message = dict[str, Any]
 
 
-def conversation_of(given: MessageCountRequest) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+def conversation_of(
+    given: MessageCountRequest, images: Images
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     """Return the messages of `system` and `messages`, and the names of omitted parts of the system prompt.
 
-    Raises InvalidField.
+    The images of the messages are added to `images`. Raises InvalidField.
 
     Consecutive messages of the same role are merged, as in Anthropic's API. Tool results become separate messages. Many
     templates allow a system message only at the beginning, so later system messages become parts of user messages, in
@@ -173,7 +175,10 @@ def conversation_of(given: MessageCountRequest) -> tuple[tuple[Mapping[str, Any]
     kept = [text for text in map(_without_billing, system) if text]
     first = [{"role": "system", "content": BETWEEN_PARTS.join(kept)}] if kept else []
     tools = {tool["name"]: tool for tool in given.get("tools", ()) if _is_supported(tool)}
-    turns = chain.from_iterable(_messages_of(turn, tools) for turn in given["messages"])
+    turns = chain.from_iterable(
+        _messages_of(turn, tools, images, f"messages[{number}].content")
+        for number, turn in enumerate(given["messages"])
+    )
     found = tuple(_merged(_reminding(chain(first, turns))))
     if found[-1].get("tool_calls"):
         raise InvalidField("messages", "the last message calls tools, but their results are missing")
@@ -207,8 +212,8 @@ def _merged(messages: Iterable[Message]) -> Iterator[Message]:
 def _one(messages: Sequence[Message]) -> Message:
     merged = dict(messages[0])
     for name in ("content", "reasoning_content"):
-        if texts := [message[name] for message in messages if message.get(name)]:
-            merged[name] = BETWEEN_PARTS.join(texts)
+        if contents := [message[name] for message in messages if message.get(name)]:
+            merged[name] = content_of(chain.from_iterable(map(pieces_of, contents)))
     if calls := [call for message in messages for call in message.get("tool_calls", ())]:
         merged["tool_calls"] = calls
     return merged
@@ -222,48 +227,71 @@ def _texts(content: Texts) -> list[str]:
     return [content] if isinstance(content, str) else [block["text"] for block in content]
 
 
-def _messages_of(turn: Turn, tools: Mapping[str, AnthropicTool]) -> list[Message]:
+def _messages_of(turn: Turn, tools: Mapping[str, AnthropicTool], images: Images, place: str) -> list[Message]:
     if turn["role"] == "system":
         return [{"role": "system", "content": _text(turn["content"])}]
     if turn["role"] == "assistant":
         return [_answer_of(turn["content"])]
-    return _user_messages_of(turn["content"], tools)
+    return _user_messages_of(turn["content"], tools, images, place)
 
 
-def _user_messages_of(content: str | Sequence[UserBlock], tools: Mapping[str, AnthropicTool]) -> list[Message]:
-    """Return the tool results in a user message, followed by the message's text."""
-    texts, results = list[str](), list[Message]()
-    for block in [content] if isinstance(content, str) else content:
+def _user_messages_of(
+    content: str | Sequence[UserBlock], tools: Mapping[str, AnthropicTool], images: Images, place: str
+) -> list[Message]:
+    """Return the tool results in a user message, followed by the message's texts and images."""
+    pieces, results = list[Piece](), list[Message]()
+    for number, block in enumerate([content] if isinstance(content, str) else content):
+        at = f"{place}[{number}]"
         if isinstance(block, str):
-            texts.append(block)
+            pieces.append(block)
         elif block["type"] == "text":
-            texts.append(block["text"])
+            pieces.append(block["text"])
+        elif block["type"] == "image":
+            pieces.append(_image(block, images, at))
         else:
-            text = _result(block.get("content", []), tools)
-            # Chat templates have no field for errors.
-            if block.get("is_error") and not text.lower().startswith("error"):
-                text = f"Error: {text}"
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": text})
-    if results and not texts:
+            result = [*_result(block.get("content", ""), tools, images, f"{at}.content")]
+            result = _as_error(result) if block.get("is_error") else result
+            found = {"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content_of(result)}
+            results.append(found)
+    if results and not pieces:
         return results
-    return [*results, {"role": "user", "content": BETWEEN_PARTS.join(texts)}]
+    return [*results, {"role": "user", "content": content_of(pieces)}]
 
 
-def _result(content: ResultContent, tools: Mapping[str, AnthropicTool]) -> str:
+def _as_error(result: Sequence[Piece]) -> list[Piece]:
+    """Return a result that says that it is an error, because chat templates have no field for errors."""
+    first = result[0] if result else ""
+    if not isinstance(first, str):
+        return ["Error:", *result]
+    return [first if first.lower().startswith("error") else f"Error: {first}", *result[1:]]
+
+
+def _image(block: ImageBlock, images: Images, place: str) -> Part:
+    source = block["source"]
+    assert source["type"] == "base64", "the declaration refuses other sources"
+    return images.part(source["data"], f"{place}.source.data")
+
+
+def _result(content: ResultContent, tools: Mapping[str, AnthropicTool], images: Images, place: str) -> Iterator[Piece]:
     if isinstance(content, str):
-        return content
-    return BETWEEN_PARTS.join(_part(block, tools) for block in content)
+        yield content
+    else:
+        yield from (_part(block, tools, images, f"{place}[{number}]") for number, block in enumerate(content))
 
 
-def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool]) -> str:
-    """Return the text of a part of a result.
+def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool], images: Images, place: str) -> Piece:
+    """Return the text of a part of a result, or an image.
 
     A reference to a tool becomes the tool's definition, in the form that Claude Code announces to the model.
     """
     if block["type"] == "text":
         return block["text"]
-    if block["type"] != "tool_reference":
-        return FILE_LEFT_OUT
+    if block["type"] == "document" or (block["type"] == "image" and not images.are_seen):
+        return images.left_out(block, place)
+    if block["type"] == "image":
+        image, ignored = read(ImageBlock, block, place)
+        images.ignored |= dict.fromkeys(ignored)
+        return _image(image, images, place)
     name = block["tool_name"]
     if name not in tools:
         return f"[The tool {name} is not available.]"
@@ -332,13 +360,17 @@ def parse_count(body: dict[str, Any], facts: ModelFacts) -> Parsed:
 def _question(given: MessageCountRequest, facts: ModelFacts) -> tuple[Request, ToolOptions, tuple[str, ...], bool]:
     """Return a request without options, the tools, the ignored fields, and whether the answer contains thinking."""
     require_chats(facts)
-    messages, left_out = conversation_of(given)
+    images = Images(facts)
+    messages, left_out = conversation_of(given, images)
     continues = messages[-1]["role"] == "assistant"  # the last message is the beginning of the answer
     tools = _tools(given, facts)
     if continues and tools.may_be_called:
         hint = 'end with a message of the role "user", or set tool_choice to {"type": "none"}'
         raise unsupported("messages", "an answer cannot be continued with tools", hint=hint)
     thinking, shows_thinking = _thinking(given, facts)
-    prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
+    prompt = ChatPrompt(
+        messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables, images.files
+    )
     request = Request(prompt, think=thinking.think, think_budget=thinking.budget)
-    return request, tools, (*tools.left_out, *left_out, *thinking.without_effect), shows_thinking
+    without_effect = (*left_out, *thinking.without_effect, *images.ignored)
+    return request, tools, (*tools.left_out, *without_effect), shows_thinking

@@ -272,7 +272,9 @@ def show_body(
     return body
 
 
-def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, fills: bool) -> list[Ability]:
+def abilities_of(
+    header: Mapping[str, Any], *, sees_images: bool, takes_tools: bool, thinks: bool, fills: bool
+) -> list[Ability]:
     """Return the capabilities of a model under Ollama's names.
 
     header  the keys of the file's header; as in Ollama, a model with a pooling type in its header is embedding-only
@@ -280,7 +282,7 @@ def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, 
     """
     if named_pooling(header, str(header.get("general.architecture"))):
         return ["embedding"]
-    more: dict[Ability, bool] = {"tools": takes_tools, "thinking": thinks, "insert": fills}
+    more: dict[Ability, bool] = {"vision": sees_images, "tools": takes_tools, "thinking": thinks, "insert": fills}
     return ["completion", *(ability for ability, has in more.items() if has)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
 from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Matching, Refused, Tagged, Usual
+from llmrun.serving.protocol.images import Base64
 from llmrun.serving.protocol.openai.objects import (
     Count,
     Fingerprint,
@@ -30,8 +31,11 @@ KeepAlive = Annotated[
 NoImages = Annotated[
     list[Any],
     Limits(high=0),
-    Refused(([],), "send text only", "this server does not read images"),
+    Refused(([],), "send images in messages of the role user or tool", "messages of this role cannot have images"),
     "Only an empty list is supported.",
+]
+OllamaImages = Annotated[
+    list[Base64], "Images as base64: PNG, JPEG, WebP, GIF or BMP. The model sees the images before the text."
 ]
 Time = Annotated[str, Keywords({"format": "date-time"})]
 Nanoseconds = Annotated[Count, "A duration in nanoseconds."]
@@ -100,27 +104,30 @@ class OllamaToolCall(TypedDict, total=False):
     function: Required[_CalledFunction]
 
 
-class _AnyMessage(TypedDict, total=False):
+class OllamaSystemMessage(TypedDict, total=False):
+    role: Required[Literal["system", "developer"]]
     content: Texts
     images: NoImages
 
 
-class OllamaSystemMessage(_AnyMessage, total=False):
-    role: Required[Literal["system", "developer"]]
-
-
-class OllamaUserMessage(_AnyMessage, total=False):
+class OllamaUserMessage(TypedDict, total=False):
     role: Required[Literal["user"]]
+    content: Texts
+    images: OllamaImages
 
 
-class OllamaAssistantMessage(_AnyMessage, total=False):
+class OllamaAssistantMessage(TypedDict, total=False):
     role: Required[Literal["assistant"]]
+    content: Texts
+    images: NoImages
     thinking: Annotated[str, "The thinking that preceded this answer."]
     tool_calls: list[OllamaToolCall]
 
 
-class OllamaToolMessage(_AnyMessage, total=False):
+class OllamaToolMessage(TypedDict, total=False):
     role: Required[Literal["tool"]]
+    content: Texts
+    images: Annotated[OllamaImages, "Models that cannot read images get a note in their place."]
     tool_name: Annotated[str, "The tool that returned this result."]
     name: Annotated[str, "Older clients use this name for `tool_name`."]
     tool_call_id: Annotated[
@@ -152,7 +159,7 @@ class OllamaGenerateRequest(OllamaCommon, total=False):
     ]
     system: Annotated[str, "The text of the system message."]
     raw: Annotated[bool, "Continue the prompt as raw text, without the chat template."]
-    images: NoImages
+    images: Annotated[OllamaImages, "Images cannot be combined with `suffix` or `raw`."]
     context: Annotated[
         list[Any],
         Limits(high=0),
@@ -257,7 +264,7 @@ class OllamaLoadedModels(TypedDict):
     models: list[OllamaLoadedModel]
 
 
-Ability = Literal["completion", "embedding", "tools", "thinking", "insert"]
+Ability = Literal["completion", "embedding", "vision", "tools", "thinking", "insert"]
 
 
 class OllamaModelFacts(TypedDict):

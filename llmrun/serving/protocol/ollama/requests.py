@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from llmrun.base.amounts import parse_duration
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.images import misplaced
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
 from llmrun.serving.protocol.declarations import agreed, missing, read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
+from llmrun.serving.protocol.images import Images, Piece, content_of, unsupported_images
 from llmrun.serving.protocol.ollama.objects import (
     Loading,
     OllamaAssistantMessage,
@@ -36,12 +38,16 @@ from llmrun.serving.protocol.openai.options import (
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_logprobs, chat_request, parsed_completion
 
 
-def message_of(message: OllamaMessage) -> dict[str, Any]:
-    """Convert a message to the form of a ChatPrompt.
+def message_of(message: OllamaMessage, images: Images, place: str) -> dict[str, Any]:
+    """Convert a message to the form of a ChatPrompt. `place` is the path of the message in the body.
 
     Ollama's clients drop the IDs of calls, so the engine finds the call to which a result belongs by the tool's name.
     """
-    found: dict[str, Any] = {"role": message["role"], "content": text_of(message.get("content")) or ""}
+    pieces = _images_of(message, images, place)
+    found: dict[str, Any] = {
+        "role": message["role"],
+        "content": content_of([*pieces, text_of(message.get("content")) or ""]),
+    }
     match message["role"]:
         case "assistant":
             found |= _answer_of(message)
@@ -51,6 +57,13 @@ def message_of(message: OllamaMessage) -> dict[str, Any]:
         case "developer":
             found["role"] = "system"  # few templates support the newer role
     return found
+
+
+def _images_of(message: OllamaMessage, images: Images, place: str) -> list[Piece]:
+    given = message.get("images", ())
+    if message["role"] == "tool" and not images.are_seen:
+        return [images.left_out({"images": each}, place) for each in given]
+    return [images.part(each, f"{place}.images[{number}]") for number, each in enumerate(given)]
 
 
 def _answer_of(message: OllamaAssistantMessage) -> dict[str, Any]:
@@ -159,7 +172,10 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     """
     given, ignored = read(OllamaChatRequest, lenient(body))
     options, thinking, tools = options_of(given, facts, seed), thinking_options_of(given, facts), tools_of(given, facts)
-    messages = [*map(message_of, given.get("messages", ()))]
+    images = Images(facts)
+    messages = [
+        message_of(message, images, f"messages[{number}]") for number, message in enumerate(given.get("messages", ()))
+    ]
     if not messages:
         return _parsed([], replace(options, stream=False), given, ignored, facts)
     if not facts.takes_chats:
@@ -168,8 +184,8 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
         messages.pop()  # some clients append an empty answer, which the model is expected to fill
     last = messages[-1]
     continues = last["role"] == "assistant" and last["content"] != "" and not tools.may_be_called
-    request = chat_request(messages, tools, thinking, options, continues=continues)
-    return _parsed([request], options, given, (*tools.left_out, *ignored), facts)
+    request = chat_request(messages, tools, thinking, options, images, continues=continues)
+    return _parsed([request], options, given, (*tools.left_out, *images.ignored, *ignored), facts)
 
 
 def _says_nothing(message: Mapping[str, Any]) -> bool:
@@ -201,20 +217,27 @@ def _parsed(
 
 def _prompt_of(given: OllamaGenerateRequest, facts: ModelFacts) -> tuple[Prompt | None, ThinkingOptions | None]:
     text, system, is_raw = given.get("prompt"), given.get("system"), given.get("raw", False)
+    images, seen = given.get("images"), Images(facts)
     if suffix := given.get("suffix"):
         require_filling(facts, "suffix")
         if system or is_raw:
             raise unsupported("suffix", f"cannot be combined with {'raw' if is_raw else 'system'}")
+        if images:
+            raise unsupported_images("images", misplaced("texts to fill"))
         return FillPrompt(text or "", suffix), None
-    if not text:
+    if not text and not images:
         return None, None
     if system and (is_raw or not facts.takes_chats):
         raise InvalidField("system", "cannot be combined with raw" if is_raw else _NO_TEMPLATE)
+    if images and (is_raw or not facts.takes_chats):
+        raise unsupported_images("images", misplaced("raw prompts"))
     if is_raw or not facts.takes_chats:
-        return TextPrompt(text), None
+        return TextPrompt(text or ""), None
     thinking = thinking_options_of(given, facts)
-    messages = [{"role": "system", "content": system}] if system else []
-    return ChatPrompt([*messages, {"role": "user", "content": text}], template_kwargs=thinking.variables), thinking
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    content = content_of([*(seen.part(each, f"images[{n}]") for n, each in enumerate(images or ())), text or ""])
+    messages.append({"role": "user", "content": content})
+    return ChatPrompt(messages, template_kwargs=thinking.variables, images=seen.files), thinking
 
 
 def only_unloads_chat(body: Mapping[str, Any]) -> bool:
@@ -224,7 +247,8 @@ def only_unloads_chat(body: Mapping[str, Any]) -> bool:
 
 def only_unloads_generate(body: Mapping[str, Any]) -> bool:
     """Return whether a body of /api/generate only unloads the model. Raises InvalidField."""
-    return not body.get("prompt") and not body.get("suffix") and keep_alive_of(body) == 0
+    is_empty = not any(body.get(field) for field in ("prompt", "suffix", "images"))
+    return is_empty and keep_alive_of(body) == 0
 
 
 def parse_show(body: dict[str, Any]) -> tuple[str, tuple[str, ...]]:

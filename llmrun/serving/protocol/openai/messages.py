@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from llmrun.base.errors import ContextExceeded
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, FillPrompt, MixedPrompt, ModelFacts, TextPrompt, TokenPrompt
-from llmrun.serving.protocol.declarations import seen
+from llmrun.serving.protocol.declarations import read, seen
 from llmrun.serving.protocol.errors import InvalidField, unsupported
+from llmrun.serving.protocol.images import (
+    BETWEEN_PARTS,
+    ImagePart,
+    Images,
+    InputImagePart,
+    Part,
+    Piece,
+    ResultFile,
+    content_of,
+)
 from llmrun.serving.protocol.openai.custom_tools import custom_as_function, custom_definition
 from llmrun.serving.protocol.openai.objects import (
     AssistantMessage,
@@ -26,11 +36,6 @@ from llmrun.serving.protocol.openai.objects import (
 )
 from llmrun.serving.protocol.parsed import left_out_paths
 
-BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
-# Replaces images and documents that an agent's tools have read. An error would end the conversation, because all later
-# requests contain the file again.
-FILE_LEFT_OUT: Final = "[A file was left out, because this model can only read text.]"
-
 
 def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Return the IDs of all tool calls in these messages."""
@@ -38,17 +43,26 @@ def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(call["id"] for call in calls if "id" in call)
 
 
-def message_of(message: Message) -> dict[str, Any]:
-    """Return a message of a ChatPrompt, with its content as text."""
+def messages_of(messages: Iterable[Message], images: Images) -> tuple[dict[str, Any], ...]:
+    """Return the messages of a ChatPrompt for the field `messages`, and add their images to `images`."""
+    return tuple(message_of(message, images, f"messages[{number}]") for number, message in enumerate(messages))
+
+
+def message_of(message: Message, images: Images, place: str) -> dict[str, Any]:
+    """Return a message of a ChatPrompt. Only messages with images have a list of parts as content.
+
+    place  the path of the message in the body
+    """
     found: dict[str, Any] = {"role": message["role"]}
     match message["role"]:
         case "assistant":
             found |= _answer_of(message)
         case "tool":
-            found["content"] = text_of(message.get("content")) or ""
-        case "system" | "developer" | "user":
-            # Few templates support the newer role "developer".
-            found = {"role": "user" if message["role"] == "user" else "system", "content": text_of(message["content"])}
+            found["content"] = result_of(message.get("content", ""), images, f"{place}.content")
+        case "user":
+            found["content"] = _user_content(message["content"], images, f"{place}.content")
+        case "system" | "developer":
+            found = {"role": "system", "content": text_of(message["content"])}  # few templates support "developer"
     names: Mapping[str, Any] = message
     return found | {name: names[name] for name in ("name", "tool_call_id") if name in names}
 
@@ -61,6 +75,45 @@ def _answer_of(message: AssistantMessage) -> dict[str, Any]:
     if (thinking := message.get("reasoning_content", message.get("reasoning"))) is not None:
         found["reasoning_content"] = thinking
     return found
+
+
+def _user_content(content: str | Sequence[TextPart | ImagePart | InputImagePart], images: Images, place: str) -> Any:
+    if isinstance(content, str):
+        return content
+    return content_of(_user_piece(part, images, f"{place}[{number}]") for number, part in enumerate(content))
+
+
+def _user_piece(part: TextPart | ImagePart | InputImagePart, images: Images, place: str) -> Piece:
+    if part["type"] == "input_image":
+        return images.part(part["image_url"], f"{place}.image_url", part.get("detail", "auto"))
+    if part["type"] != "image_url":
+        return part["text"]
+    image = part["image_url"]
+    if isinstance(image, str):
+        return images.part(image, f"{place}.image_url")
+    return images.part(image["url"], f"{place}.image_url.url", image.get("detail", "auto"))
+
+
+def result_of(content: str | Sequence[TextPart | ResultFile], images: Images, place: str) -> str | list[Part]:
+    """Return the content of a tool's result, with notes in place of the files that the model cannot read.
+
+    place  the path of the content in the body
+    """
+    if isinstance(content, str):
+        return content
+    return content_of(_result_piece(part, images, f"{place}[{number}]") for number, part in enumerate(content))
+
+
+def _result_piece(part: TextPart | ResultFile, images: Images, place: str) -> Piece:
+    kind = part["type"]
+    if kind == "text" or kind == "input_text" or kind == "output_text":
+        return cast("TextPart", part)["text"]
+    if kind == "input_file" or not images.are_seen:
+        return images.left_out(part, place)
+    declared: type[ImagePart] | type[InputImagePart] = ImagePart if kind == "image_url" else InputImagePart
+    image, ignored = read(declared, part, place)
+    images.ignored |= dict.fromkeys(ignored)
+    return _user_piece(image, images, place)
 
 
 def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str | None:

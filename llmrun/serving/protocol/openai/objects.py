@@ -21,6 +21,7 @@ from llmrun.serving.protocol.declarations import (
     Tagged,
     Usual,
 )
+from llmrun.serving.protocol.images import ImagePart, InputImagePart, KeptResultFile
 
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 32
@@ -228,18 +229,30 @@ class RefusalPart(TypedDict, total=False):
     logprobs: Annotated[list[Any], Usual(([],))]
 
 
-PARTS: Final = Tagged("type", unknown="parts of the type {} are not supported", advice="send text only")
+PARTS: Final = Tagged("type", unknown="parts of the type {} are not supported here", advice="send text only")
+_USER_PARTS: Final = Tagged("type", unknown="parts of the type {} are not supported", advice="send text and images")
+_JOINED: Final = "The texts of several parts are joined by newlines."
 
 
 Texts = Annotated[
     str | list[Annotated[TextPart, PARTS]],
     Expected("a string or a list of parts"),
-    "The text of the message. The texts of several parts are joined by newlines.",
+    f"The text of the message. {_JOINED}",
+]
+UserContent = Annotated[
+    str | list[Annotated[TextPart | ImagePart | InputImagePart, _USER_PARTS]],
+    Expected("a string or a list of parts"),
+    f"The texts and the images of the message. {_JOINED}",
+]
+ResultContent = Annotated[
+    str | list[Annotated[TextPart | KeptResultFile, _USER_PARTS]],
+    Expected("a string or a list of parts"),
+    f"The texts and the images of the result. {_JOINED}",
 ]
 AnswerTexts = Annotated[
     str | list[Annotated[TextPart | RefusalPart, PARTS]],
     Expected("a string or a list of parts"),
-    "The text of the message. The texts of several parts are joined by newlines.",
+    f"The text of the message. {_JOINED}",
 ]
 
 
@@ -256,7 +269,7 @@ class SystemMessage(_AnyMessage, total=False):
 
 class UserMessage(_AnyMessage, total=False):
     role: Required[Literal["user"]]
-    content: Required[Texts]
+    content: Required[UserContent]
 
 
 PAST_ARGUMENTS: Final = "The arguments as a JSON object, or any text, such as arguments that were cut off."
@@ -300,7 +313,7 @@ class AssistantMessage(_AnyMessage, total=False):
 
 class ToolMessage(_AnyMessage, total=False):
     role: Required[Literal["tool"]]
-    content: Texts
+    content: ResultContent
     tool_call_id: Annotated[str, "The ID of the call that this message answers."]
 
 
@@ -665,6 +678,13 @@ class _ModelSizes(TypedDict):
     ftype: str
 
 
+class _Modalities(TypedDict):
+    """What a model reads and writes, as in llama-server."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
+
+
 class Model(TypedDict):
     id: str
     object: Literal["model"]
@@ -676,6 +696,7 @@ class Model(TypedDict):
     system_fingerprint: NotRequired[Fingerprint]
     default_sampling: NotRequired[Annotated[dict[str, Any], "The sampling parameters of requests that set none."]]
     batch_invariant: NotRequired[Annotated[bool, "True if answers do not depend on the other requests in the batch."]]
+    architecture: NotRequired[_Modalities]
 
 
 class Models(TypedDict):

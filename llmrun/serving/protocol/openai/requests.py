@@ -11,7 +11,15 @@ from msgspec import structs
 from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.openai.messages import ToolOptions, check_lengths, filled, message_of, prompts_of, tools_of
+from llmrun.serving.protocol.images import Images
+from llmrun.serving.protocol.openai.messages import (
+    ToolOptions,
+    check_lengths,
+    filled,
+    messages_of,
+    prompts_of,
+    tools_of,
+)
 from llmrun.serving.protocol.openai.objects import MOST_CHOICES, ChatRequest, CompletionRequest
 from llmrun.serving.protocol.openai.options import (
     Options,
@@ -43,13 +51,16 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     given, ignored = read(ChatRequest, body)
     options = options_of(given, facts, seed, token_limit(given, given.get("n_predict")))
     require_chats(facts)
-    messages = tuple(map(message_of, given["messages"]))
+    images = Images(facts)
+    messages = messages_of(given["messages"], images)
     tools = tools_of(given, facts)
     thinking = thinking_of(given, facts, given.get("reasoning_effort"), "reasoning_effort")
     logprobs = chat_logprobs(given.get("logprobs", False), given.get("top_logprobs"))
     options = replace(options, response_format=format_of(given), logprobs=logprobs)
-    request = chat_request(messages, tools, thinking, options, continues=_continues(given, messages, tools))
-    return parsed_completion([request], options, (*tools.left_out, *thinking.without_effect, *ignored))
+    continues = _continues(given, messages, tools)
+    request = chat_request(messages, tools, thinking, options, images, continues=continues)
+    without_effect = (*tools.left_out, *thinking.without_effect, *images.ignored, *ignored)
+    return parsed_completion([request], options, without_effect)
 
 
 def chat_request(
@@ -57,17 +68,21 @@ def chat_request(
     tools: ToolOptions,
     thinking: ThinkingOptions,
     options: Options,
+    images: Images,
     *,
     continues: bool = False,
 ) -> Request:
     """Return the request for one choice of a chat. Raises InvalidField if a format is combined with tools.
 
+    images     the images of the messages
     continues  True if the model should continue the last message
     """
     wanted = options.response_format
     if wanted is not None and tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
-    prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
+    prompt = ChatPrompt(
+        messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables, images.files
+    )
     return options.request(prompt, thinking)
 
 

@@ -593,4 +593,8 @@ def model_body(facts: ModelFacts, created: int) -> objects.Model:
         "system_fingerprint": facts.fingerprint,
         "default_sampling": sampling,
         "batch_invariant": info.batch_invariant,
+        "architecture": {
+            "input_modalities": ["text", "image"] if facts.sees_images else ["text"],
+            "output_modalities": ["text"],
+        },
     }

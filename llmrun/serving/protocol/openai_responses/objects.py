@@ -20,11 +20,11 @@ from llmrun.serving.protocol.openai.objects import (
     JsonSchema,
     OtherTool,
     PromptProgress,
+    ResultContent,
     Shared,
     StrictFormat,
     SystemMessage,
     TextInput,
-    TextPart,
     Thinking,
     Timings,
     TokenLogprobs,
@@ -110,15 +110,6 @@ class _CallItem(_AnyCallItem):
 class _CustomCallItem(_AnyCallItem):
     type: Literal["custom_tool_call"]
     input: str
-
-
-class _ResultFile(TypedDict):
-    """An image or a file, which is replaced by a note."""
-
-    type: Literal["input_image", "input_file"]
-
-
-ResultContent = Annotated[str | list[Annotated[TextPart | _ResultFile, PARTS]], Expected("a string or a list of parts")]
 
 
 class _ResultItem(_Item):

@@ -15,16 +15,16 @@ from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.declarations import missing, read
 from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.images import BETWEEN_PARTS, Images
 from llmrun.serving.protocol.openai.custom_tools import custom_arguments, custom_definition
 from llmrun.serving.protocol.openai.messages import (
-    BETWEEN_PARTS,
-    FILE_LEFT_OUT,
     ToolOptions,
     allowed_tools,
     chosen_tool,
     definitions_of,
     function_definition,
     message_of,
+    result_of,
     unnamed_choice,
 )
 from llmrun.serving.protocol.openai.objects import Function, OtherTool
@@ -49,7 +49,6 @@ from llmrun.serving.protocol.openai_responses.objects import (
     ResponseNamespace,
     ResponseRequest,
     ResponseTool,
-    ResultContent,
     Settings,
     SupportedItem,
     SupportedTool,
@@ -65,20 +64,22 @@ _MOST_TOOLS: Final = 1024  # including the tools in namespaces; the grammar for 
 _ANY_TEXT: Final[TextFormat] = {"type": "text"}
 
 
-def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
+def conversation_of(given: ResponseRequest, images: Images) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of `instructions` and `input`. Raises InvalidField if no item of `input` is a message.
 
+    The images of the messages are added to `images`.
     Some clients probe servers with an empty `input`, which counts as an empty message.
     """
-    conversation = _Conversation()
+    conversation = _Conversation(images)
     instructions, items = given.get("instructions"), given["input"]
     if instructions:
         conversation.add({"role": "system", "content": instructions})
     if isinstance(items, str) or not items:
         conversation.add({"role": "user", "content": items or ""})
     else:
-        for item in filter(_is_supported_item, items):
-            conversation.add_item(item)
+        for number, item in enumerate(items):
+            if _is_supported_item(item):
+                conversation.add_item(item, f"input[{number}]")
     if len(conversation.messages) == bool(instructions):
         raise InvalidField("input", "expected at least one message, got only items without text")
     return conversation.joined()
@@ -86,15 +87,6 @@ def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
 
 def _is_supported_item(item: Mapping[str, object]) -> TypeGuard[SupportedItem]:
     return item["type"] in SUPPORTED_ITEMS
-
-
-def _result(content: ResultContent) -> str:
-    if isinstance(content, str):
-        return content
-    return BETWEEN_PARTS.join(
-        FILE_LEFT_OUT if part["type"] == "input_image" or part["type"] == "input_file" else part["text"]
-        for part in content
-    )
 
 
 class _Conversation:
@@ -105,11 +97,12 @@ class _Conversation:
     repeatedly takes quadratic time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, images: Images) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._images = images
 
-    def add_item(self, item: SupportedItem) -> None:
-        """Add an item of the input."""
+    def add_item(self, item: SupportedItem, place: str) -> None:
+        """Add an item of the input. `place` is its path in the body."""
         if item["type"] == "reasoning":
             content = item.get("content", "")
             text = content if isinstance(content, str) else BETWEEN_PARTS.join(part["text"] for part in content)
@@ -120,9 +113,10 @@ class _Conversation:
         elif item["type"] == "custom_tool_call":
             self._add_call(item, custom_arguments(item["input"]))
         elif item["type"] == "function_call_output" or item["type"] == "custom_tool_call_output":
-            self.add({"role": "tool", "content": _result(item["output"]), "tool_call_id": item.get("call_id", "")})
+            result = result_of(item["output"], self._images, f"{place}.output")
+            self.add({"role": "tool", "content": result, "tool_call_id": item.get("call_id", "")})
         elif item["type"] == "message":
-            message = message_of(item)
+            message = message_of(item, self._images, place)
             (self.add_answer if message["role"] == "assistant" else self.add)(message)
 
     def _add_call(self, item: CallItem, arguments: str) -> None:
@@ -172,6 +166,8 @@ class _Conversation:
 
 
 def _joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] not in ("system", "assistant"):  # their content may be a list of texts and images
+        return message
     return {**message, **{name: "".join(message[name]) for name in _TEXTS if type(message.get(name)) is list}}
 
 
@@ -278,7 +274,8 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     """Convert the body of a call of /v1/responses. `seed` is the default seed. Raises InvalidField."""
     given, ignored = read(ResponseRequest, body)
     require_chats(facts, "input")
-    messages = conversation_of(given)
+    images = Images(facts)
+    messages = conversation_of(given, images)
     tools = _tools(given, facts)
     thinking = thinking_of(given, facts, given.get("reasoning", {}).get("effort"), "reasoning.effort")
     # Most optional parts of the answer belong to tools that this server does not support.
@@ -293,7 +290,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
         response_format=only_format([*_format(given.get("text", {}).get("format", _ANY_TEXT)), *formats_of(given)]),
         adapters=adapters_of(given.get("lora"), facts),
     )
-    request = chat_request(messages, tools, thinking, options)
+    request = chat_request(messages, tools, thinking, options, images)
     others = (f"include.{name}" for name in included if name != LOGPROBS)
     return ParsedResponse(
         requests=(request,),
@@ -302,7 +299,10 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
         seed=options.seed,
         settings=_settings(given, request, tools),
         names=_names(given),
-        ignored=(*tools.left_out, *thinking.without_effect, *others, *_left_out_items(given), *ignored),
+        ignored=(
+            *(*tools.left_out, *thinking.without_effect, *others),
+            *(*_left_out_items(given), *images.ignored, *ignored),
+        ),
     )
 
 

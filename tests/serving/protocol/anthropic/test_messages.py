@@ -144,7 +144,7 @@ def test_an_answer_at_the_end_is_continued() -> None:
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([said("user", {"text": "Hi"})], "messages[0].content[0].type"),
         ([said("user", {"type": "text"})], "messages[0].content[0].text"),
-        ([said("user", {"type": "image", "source": {}})], "messages[0].content[0]"),
+        ([said("user", {"type": "image", "source": {}})], "messages[0].content[0].source.type"),
         ([said("user", {"type": "document", "source": {}})], "messages[0].content[0]"),
         ([said("user", {**RESULT, "tool_use_id": 5})], "messages[0].content[0].tool_use_id"),
         ([USER, said("assistant", {**CALL, "id": 5})], "messages[1].content[0].id"),

@@ -94,7 +94,7 @@ def test_answers_match_their_schemas() -> None:
 def test_models_whose_file_names_a_pooling_only_embed() -> None:
     for pooling, ability in ((0, "completion"), (1, "embedding"), (4, "embedding")):
         header = {"general.architecture": "bert", "bert.pooling_type": pooling}
-        assert abilities_of(header, takes_tools=False, thinks=False, fills=False) == [ability]
+        assert abilities_of(header, sees_images=False, takes_tools=False, thinks=False, fills=False) == [ability]
 
 
 def test_facts_about_models_match_their_schemas() -> None:
@@ -102,9 +102,9 @@ def test_facts_about_models_match_their_schemas() -> None:
     validate({"models": [loaded_body(MODEL, FACTS, 100, 1_700_000_003.5)]}, OllamaLoadedModels)
     header = {"general.license": "mit", "llama.rope.freq_base": float("inf")}
     for facts in (None, FACTS):
-        body = show_body(
-            MODEL, header, "{{ messages }}", abilities_of(header, takes_tools=True, thinks=True, fills=True), facts
-        )
+        abilities = abilities_of(header, sees_images=True, takes_tools=True, thinks=True, fills=True)
+        assert abilities == ["completion", "vision", "tools", "thinking", "insert"]
+        body = show_body(MODEL, header, "{{ messages }}", abilities, facts)
         assert "llama.rope.freq_base" not in body["model_info"]
         validate(body, OllamaModelFacts)
     validate(version_body("1.2.3"), OllamaVersion)

@@ -199,7 +199,7 @@ def test_results_belong_to_the_first_open_call_of_their_tool() -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "user", "content": "What is this?", "images": ["aGk="]}, "messages[0].images"),
+        ({"role": "user", "content": "What is this?", "images": ["aGk="]}, "messages[0].images[0]"),
         ({"content": "Hi"}, "messages[0].role"),
         ({"role": "control", "content": "thinking"}, "messages[0].role"),
         ({"role": "user", "content": 5}, "messages[0].content"),
@@ -342,7 +342,7 @@ def test_a_suffix_makes_a_gap_to_fill() -> None:
     [
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"context": [1, 2]}, "context"),
-        ({"images": ["aGk="]}, "images"),
+        ({"images": ["aGk="]}, "images[0]"),
         ({"raw": True, "system": "Be brief."}, "system"),
         ({"_debug_render_only": True}, "_debug_render_only"),
         ({"prompt": 5}, "prompt"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from openai.types import Model
 
+from llmrun.engine.requests import IMAGE_MARKER
+from llmrun.serving.protocol.llama_facts import props_body
 from llmrun.serving.protocol.openai.responses import model_body, models_body, unloaded_model_body
 from tests.support.protocol.answers import FACTS, extras
 
@@ -16,5 +19,13 @@ def test_the_list_has_all_models() -> None:
     assert (model.id, model.created, [*extras(model)]) == (
         "tiny",
         1_700_000_000,
-        ["max_model_len", "meta", "system_fingerprint", "default_sampling", "batch_invariant"],
+        ["max_model_len", "meta", "system_fingerprint", "default_sampling", "batch_invariant", "architecture"],
     )
+
+
+def test_models_that_see_images_say_so() -> None:
+    seeing = structs.replace(FACTS, sees_images=True)
+    for facts, wanted in ((FACTS, ["text"]), (seeing, ["text", "image"])):
+        assert model_body(facts, 1)["architecture"]["input_modalities"] == wanted
+        assert props_body(facts, "1")["modalities"] == {"vision": "image" in wanted, "audio": False}
+        assert props_body(facts, "1")["media_marker"] == IMAGE_MARKER

@@ -144,7 +144,7 @@ def test_items_of_other_servers_are_named_as_ignored() -> None:
         ([{"content": "Hi"}], "input[0].role"),
         ([{"role": "tool", "content": "Hi"}], "input[0].role"),
         ([{"role": "user"}], "input[0].content"),
-        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].image_url"),
         ([USER, {"role": "user", "content": [{"type": "input_text"}]}], "input[1].content[0].text"),
         ([{**THOUGHT, "content": [{"type": "output_text", "text": "x"}]}], "input[0].content[0]"),
         ([{**CALL, "name": ""}], "input[0].name"),

@@ -1,0 +1,172 @@
+"""Reads the images in requests of all APIs, and refuses all images that are not in the request itself.
+
+The server opens no path and fetches no URL that a client names, so clients can neither read the server's files nor
+reach its network. Only the header of an image is read here; the engine decodes the image.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, Required, TypedDict
+from urllib.parse import unquote
+
+from llmrun.base.errors import UsageError
+from llmrun.engine.images import check_count, without_projector
+from llmrun.engine.requests import ModelFacts
+from llmrun.formats.images.header import read_header
+from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, without_indexes
+from llmrun.serving.protocol.errors import InvalidField, unsupported
+
+BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator between texts
+AS_BASE64: Final = "send the image itself, as base64 or in a data URL (data:image/png;base64,...)"
+_SCHEME: Final = re.compile(r"\s*([a-zA-Z][a-zA-Z0-9+.-]*):")
+_REFUSED: Final = {
+    "http": "this server fetches no URLs",
+    "https": "this server fetches no URLs",
+    "file": "this server opens no files for clients",
+}
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")  # converts the alphabet of URLs to the usual one
+_DETAILS: Final = {"low": "low", "high": "high", "original": "high"}
+
+Base64 = Annotated[str, Limits(1), Keywords({"contentEncoding": "base64"}), Expected("an image as base64")]
+ImageSource = Annotated[str, Limits(1), Expected("an image as base64")]
+Detail = Annotated[
+    Literal["auto", "low", "high", "original"],
+    "`low` makes the image as small as the settings allow, `high` and `original` as large as they allow.",
+]
+
+
+class ImageUrl(TypedDict, total=False):
+    url: Required[Annotated[ImageSource, "A data URL with base64, or base64. URLs of other kinds are refused."]]
+    detail: Detail
+
+
+class ImagePart(TypedDict, total=False):
+    """An image in a message: PNG, JPEG, WebP, GIF or BMP."""
+
+    type: Required[Literal["image_url"]]
+    image_url: Required[
+        Annotated[ImageSource | ImageUrl, Expected("an object with a data URL, or a data URL"), "As in `url`."]
+    ]
+
+
+class InputImagePart(TypedDict, total=False):
+    """An image in a message, in the form of the Responses API."""
+
+    type: Required[Literal["input_image"]]
+    image_url: Required[Annotated[ImageSource, "A data URL with base64, or base64. Other URLs are refused."]]
+    detail: Detail
+    file_id: Annotated[Any, Refused((), AS_BASE64, "this server stores no files")]
+
+
+class ResultFile(TypedDict):
+    """An image, in the same form as in messages, or a file. Models get a note in place of files that they cannot read.
+
+    Errors would end an agent's conversation, because all later requests contain the file again.
+    """
+
+    type: Literal["image_url", "input_image", "input_file"]
+
+
+KeptResultFile = Annotated[ResultFile, KEPT]
+Part = dict[str, Any]
+Piece = str | Part  # a text, or the part of a message that stands for an image
+
+
+class Images:
+    """The images of one call.
+
+    files    as in ChatPrompt.images
+    ignored  the paths of the fields of files that were left out of tool results, without indexes (used as a set)
+    """
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self._model, self.are_seen = facts.name, facts.sees_images
+        self.files: dict[str, bytes] = {}
+        self.ignored: dict[str, None] = {}
+        self._count = 0
+
+    def part(self, source: str, place: str, detail: str = "auto") -> Part:
+        """Return the part of a message for an image. Raises InvalidField.
+
+        source  base64, or a data URL with base64
+        place   the path of the field with the image
+        """
+        data = self.file(source, place)
+        key = hashlib.sha256(data).hexdigest()
+        self.files[key] = data
+        found = {"type": "image", "image": key}
+        return {**found, "detail": _DETAILS[detail]} if detail in _DETAILS else found
+
+    def file(self, source: str, place: str) -> bytes:
+        """Return the file of an image after its header was checked. Raises InvalidField."""
+        if not self.are_seen:
+            raise unsupported_images(place, without_projector(self._model))
+        self._count += 1
+        try:
+            check_count(self._count)
+            data = _bytes_of(source, place)
+            read_header(data, place)
+        except InvalidField:
+            raise
+        except UsageError as error:
+            raise InvalidField(place, str(error).removeprefix(f"{place}: "), hint=error.hint) from None
+        return data
+
+    def left_out(self, file: Mapping[str, Any], place: str) -> str:
+        """Return the note that replaces a file in the result of a tool."""
+        self.ignored |= dict.fromkeys(without_indexes(f"{place}.{name}") for name in file if name != "type")
+        kinds = "text and images" if self.are_seen else "text"
+        return f"[A file was left out, because this model can only read {kinds}.]"
+
+
+def unsupported_images(place: str, error: UsageError) -> InvalidField:
+    """Return the error for a field with images that the model or the prompt cannot have."""
+    return unsupported(place, str(error), hint=error.hint)
+
+
+def _bytes_of(source: str, place: str) -> bytes:
+    scheme = _SCHEME.match(source)
+    if scheme is None:
+        return _decoded(source, place)
+    name = scheme[1].lower()
+    if name != "data":
+        raise unsupported(place, _REFUSED.get(name, f"{name[:20]}: is not a data URL"), hint=AS_BASE64)
+    head, _, data = source.partition(",")
+    if not head.rstrip().lower().endswith(";base64"):
+        raise InvalidField(place, "the data URL has no base64", hint="write data:image/png;base64,...")
+    return _decoded(unquote(data) if "%" in data else data, place)
+
+
+def _decoded(text: str, place: str) -> bytes:
+    """Decode base64. As in many decoders, the padding may be missing, and line breaks have no effect."""
+    try:
+        packed = b"".join(text.encode("ascii").split()).translate(_STANDARD).rstrip(b"=")
+        return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise InvalidField(place, "not valid base64", hint=AS_BASE64) from None
+
+
+def content_of(pieces: Iterable[Piece]) -> str | list[Part]:
+    """Return the content of a message: a string if there are only texts, otherwise a list of parts in this order."""
+    parts: list[Part] = []
+    for _, group in groupby(pieces, lambda piece: isinstance(piece, str)):
+        run = [*group]
+        texts = [piece for piece in run if isinstance(piece, str)]
+        parts += [{"type": "text", "text": BETWEEN_PARTS.join(texts)}] if texts else []
+        parts += [piece for piece in run if not isinstance(piece, str)]
+    if not any(part["type"] != "text" for part in parts):
+        return parts[0]["text"] if parts else ""
+    return [part for part in parts if part.get("text") != ""]
+
+
+def pieces_of(content: str | Sequence[Part]) -> Iterator[Piece]:
+    """Yield the texts and the images of a message's content."""
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part["text"] if part["type"] == "text" else part for part in content)
