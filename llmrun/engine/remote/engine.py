@@ -185,6 +185,7 @@ class RemoteEngine:
         self.thinking: ThinkingSupport | None = None
         self.tools: ToolSupport | None = None  # Only the server knows whether its model can call tools.
         self.takes_chats = True  # Servers have a chat template for their models.
+        self.sees_images = True  # Servers refuse images that their models cannot read.
         endpoint = model.endpoint
         self.info = ModelInfo(  # unknown sizes are 0
             path=endpoint.base,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -175,10 +176,34 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if variables:
         body["chat_template_kwargs"] = variables
     # Earlier thinking is not sent back, because some servers reject it.
+    messages = _with_data_urls(prompt) if prompt.images else prompt.messages
     body["messages"] = [
-        {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
+        {name: value for name, value in message.items() if name != "reasoning_content"} for message in messages
     ]
     return RemoteRequest("/chat/completions", body, extras)
+
+
+def _with_data_urls(prompt: ChatPrompt) -> list[Mapping[str, Any]]:
+    """Return the messages with their images as data URLs."""
+    from base64 import b64encode
+
+    from llmrun.engine.images import is_image
+    from llmrun.formats.images.header import read_header
+
+    kinds = {key: read_header(file, "image").format.lower() for key, file in prompt.images.items()}
+    urls = {key: f"data:image/{kinds[key]};base64,{b64encode(file).decode()}" for key, file in prompt.images.items()}
+
+    def sent(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not is_image(part):
+            return part
+        detail = {"detail": part["detail"]} if "detail" in part else {}
+        return {"type": "image_url", "image_url": {"url": urls[part["image"]], **detail}}
+
+    contents = (message.get("content") for message in prompt.messages)
+    return [
+        {**message, "content": [*map(sent, content)]} if isinstance(content, list | tuple) else message
+        for message, content in zip(prompt.messages, contents, strict=True)
+    ]
 
 
 def _prompt_fields(prompt: TextPrompt | TokenPrompt | MixedPrompt | FillPrompt) -> dict[str, Any]:
@@ -188,7 +213,13 @@ def _prompt_fields(prompt: TextPrompt | TokenPrompt | MixedPrompt | FillPrompt) 
         if prompt.files or prompt.line or prompt.cut:
             raise UsageError("servers fill only the gap between two texts: files, line and cut are not supported")
         return {"prompt": prompt.prefix, "suffix": prompt.suffix}
-    return {"prompt": prompt.text if isinstance(prompt, TextPrompt) else [*prompt.tokens]}
+    if isinstance(prompt, TokenPrompt):
+        return {"prompt": [*prompt.tokens]}
+    if prompt.images:
+        from llmrun.engine.images import misplaced
+
+        raise misplaced("raw prompts for servers")
+    return {"prompt": prompt.text}
 
 
 def _tool_choice(prompt: ChatPrompt) -> str | dict[str, Any]:

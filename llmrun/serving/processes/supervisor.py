@@ -63,7 +63,7 @@ class ServingLimits:
 
     max_queue: int = 256
     tenants: int = 1
-    queue_bytes: int = 16 * MIB
+    queue_bytes: int = 64 * MIB  # a request with images may have 12 MiB
     unread_bytes: int = MIB
     stuck_s: float = 10.0
     first_pause_s: float = 0.5

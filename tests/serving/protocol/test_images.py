@@ -157,7 +157,7 @@ def test_everything_but_an_image_is_refused(source: str, words: str) -> None:
 
     Decompression bombs, refused by their headers: vllm#47010, sglang#28588.
     """
-    for parse, place in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: chat(text("Hi"), image_url(source)), "messages[0].content[1].image_url.url"),
         (
             lambda: response({"role": "user", "content": [{"type": "input_image", "image_url": source}]}),
@@ -177,7 +177,8 @@ def test_everything_but_an_image_is_refused(source: str, words: str) -> None:
             lambda: llama_completion(SEEING, prompt={"prompt_string": IMAGE_MARKER, "multimodal_data": [source]}),
             "prompt.multimodal_data[0]",
         ),
-    ):
+    ]
+    for parse, place in cases:
         with pytest.raises(InvalidField) as caught:
             parse()
         error = caught.value

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.remote.request import remote_request
 from llmrun.engine.remote.stream import Chunk, Teller, read_chunks
-from llmrun.engine.requests import ChatPrompt, Event, FillPrompt, Request, TextPrompt, TokenPrompt, ToolCallDelta
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    FillPrompt,
+    ModelFacts,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+    ToolCallDelta,
+)
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
@@ -32,6 +42,7 @@ from tests.support.protocol.answers import (
     run,
     said,
 )
+from tests.support.serving.pictures import BLUE, RED, key_of, part_of
 
 CHAT = ChatPrompt((USER,))
 LOWEST: dict[str, Any] = {
@@ -40,13 +51,25 @@ LOWEST: dict[str, Any] = {
 SAMPLED = SamplingParams(**LOWEST, logit_bias={5: -math.inf, 6: 2.5}, seed=2**64 - 1)
 
 
-def received(request: Request, *, ignore_eos: bool = False) -> ParsedCompletion:
+def received(request: Request, *, ignore_eos: bool = False, facts: ModelFacts = FACTS) -> ParsedCompletion:
     """Return what our server reads of what our client sends."""
     wire = remote_request(request, "tiny", ignore_eos=ignore_eos)
     body = parse_json(json.dumps({**wire.body, **wire.extras}).encode())
-    parsed = (parse_completion if wire.path == "/completions" else parse_chat)(body, FACTS, SEED)
+    parsed = (parse_completion if wire.path == "/completions" else parse_chat)(body, facts, SEED)
     assert (parsed.stream, parsed.include_usage, parsed.n, parsed.ignored) == (True, True, 1, ())
     return parsed
+
+
+def test_images_arrive_as_they_were_sent() -> None:
+    content = [part_of(RED), {"type": "text", "text": "and"}, part_of(BLUE, detail="high")]
+    result = {"role": "tool", "tool_call_id": "a", "content": [part_of(BLUE)]}
+    messages = ({"role": "user", "content": content}, {"role": "assistant", "content": "Two."}, result)
+    sent = ChatPrompt(messages, images={key_of(RED): RED, key_of(BLUE): BLUE})
+    prompt = received(Request(sent), facts=structs.replace(FACTS, sees_images=True)).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert ([*prompt.messages], prompt.images) == ([*messages], sent.images)
+    with pytest.raises(UsageError, match="images are not supported in raw prompts"):
+        remote_request(Request(TextPrompt("<__media__>", (RED,))), "tiny", ignore_eos=False)
 
 
 @pytest.mark.parametrize(
