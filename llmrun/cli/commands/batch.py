@@ -2,7 +2,8 @@
 
 IN is a JSON Lines file, a text file with one prompt per line (.txt, or --text) or a CSV file; - reads standard input. A
 JSON line contains a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV file needs a column
-prompt, or -m with a preset whose prompt uses its columns. All lines are checked before the model is loaded.
+prompt, or -m with a preset whose prompt uses its columns. Lines with a prompt may name images in --image-dir, in the
+field images. All lines are checked before the model is loaded.
 
 The output contains the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
 complete, so the same command continues an interrupted run. On the CPU engine, the same input, model and options give
@@ -13,6 +14,7 @@ Examples:
     llmrun batch questions.txt -o -
     llmrun batch prompts.jsonl -m qwen3:4b --dry-run
     llmrun batch reviews.csv -o labels.jsonl -m label --choice good,bad
+    llmrun batch photos.jsonl -o captions.jsonl -m gemma3:4b --image-dir photos
     llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
     llmrun batch prompts.jsonl -o answers.jsonl --workers http://10.0.0.7:8080,http://10.0.0.8:8080
 """
@@ -76,6 +78,10 @@ def command(
     ] = False,
     compare_price: Annotated[str | None, typer.Option("--compare-price", hidden=True)] = None,  # removed
     machines: Annotated[str | None, typer.Option("--machines", hidden=True)] = None,  # removed
+    image_dir: Annotated[
+        Path | None,
+        options.prompt_option("--image-dir", metavar="DIR", help="Folder of the images that lines name."),
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
     if compare_price is not None:
@@ -91,6 +97,8 @@ def command(
     for flag, given in (("--retry-errors", retry_errors), ("--json", json_output)):
         if is_streamed and given and not is_dry_run:
             raise UsageError(f"{flag}: cannot be combined with -o -", hint="write the answers to a file: -o FILE")
+    if image_dir is not None and not image_dir.is_dir():
+        raise UsageError(f"--image-dir: {image_dir}: no such folder")
     flags = replace(flags, seed=seed)
     settings = flags.settings()
     flags.check_model(settings.model)
@@ -103,6 +111,7 @@ def command(
     from llmrun.cli.batching.files import opened_input, output_file
     from llmrun.cli.batching.running import call_options, check_lines, run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
+    from llmrun.jobs.batching.images import ImageFolder
     from llmrun.jobs.batching.requests import is_csv, is_text
     from llmrun.jobs.batching.run import Batch
 
@@ -112,6 +121,8 @@ def command(
     if text and is_csv(source):
         raise UsageError(f"--text: {source} is a CSV file", hint="rename the file if each of its lines is a prompt")
     calls = call_options(flags, settings, variables, response_format, text=text or is_text(source))
+    if image_dir is not None:
+        calls = replace(calls, folder=ImageFolder(image_dir))
     with opened_input(source) as file:
         if is_dry_run:
             announce_loading(settings)

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.engine.remote.client import OWNER
+from llmrun.jobs.batching.requests import Call
 from llmrun.jobs.batching.work import Tally, Work
-from llmrun.jobs.batching.workers.base import COMPLETION, RefusedWorker, Worker, WorkerLost
+from llmrun.jobs.batching.workers.base import COMPLETION, RefusedWorker, Reply, Worker, WorkerLost
+from llmrun.serving.protocol.errors import api_error, openai_body
 
 # The log-probabilities of these tokens have all digits of the logits, so a single different bit would be visible.
 _PROOF: Final[Mapping[str, Any]] = {
@@ -232,7 +234,7 @@ class Driver:
     async def _fill_slot(self, worker: Worker, fingerprint: str | None) -> None:
         while (job := await self._work.next(worker.name)) is not None:
             try:
-                reply = await worker.answer(job.call.url, job.call.body)
+                reply = await _answered(worker, job.call)
             except WorkerLost:
                 self._work.lose(job)
                 raise
@@ -241,6 +243,16 @@ class Driver:
                 raise
             self._answered[worker.name] = self._answered.get(worker.name, 0) + 1
             self._work.finish(job, reply, fingerprint)
+
+
+async def _answered(worker: Worker, call: Call) -> Reply:
+    """Return a worker's answer to a call, or an error if the call's images have changed."""
+    try:
+        body = await asyncio.to_thread(call.whole_body) if call.images else call.body
+    except UsageError as error:
+        problem = api_error(error)
+        return Reply(problem.status, openai_body(problem))
+    return await worker.answer(call.url, body)
 
 
 def _named(worker: Worker, error: LlmrunError) -> str:

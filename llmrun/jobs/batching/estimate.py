@@ -175,13 +175,13 @@ class CallReader:
 
     def count(self, call: Call) -> CountedCall:
         """Read a call without running the call. Raises the same LlmrunError that a run would report."""
-        parsed = parse_call(call.url, call.body, self.facts)
+        parsed = parse_call(call.url, call.whole_body(), self.facts)
         answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
         return CountedCall([answer.tokens for answer in answers], parsed.n)
 
     def prepare(self, call: Call) -> list[Answer]:
         """Return the answers of a call, ready to be queued. Raises the same errors as `count`."""
-        parsed = parse_call(call.url, call.body, self.facts)
+        parsed = parse_call(call.url, call.whole_body(), self.facts)
         return [self.engine.prepare(request) for request in parsed.requests]
 
 

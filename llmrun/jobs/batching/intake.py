@@ -9,13 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.jobs.batching.requests import Asked, Call, CallOptions, Line, bad_line, read_lines, read_request
+from llmrun.jobs.batching.requests import (
+    Asked,
+    Call,
+    CallOptions,
+    Line,
+    bad_line,
+    digest_of,
+    read_lines,
+    read_request,
+)
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION, Reply
 
 _OK: Final = 200
@@ -145,19 +154,20 @@ class Intake:
         return found
 
     def _read(self, line: Line) -> ReadLine:
-        asked = self._request(line)
+        asked = _request(line, self._path, self._options)
         first = self._first_uses.setdefault(_digest(asked.custom_id), line.number)
         if first != line.number:
             raise bad_line(self._path, line.number, f"custom_id: already used in line {first:,}")
         if asked.call.model and len(self.foreign_models) < _MOST_MODELS:
             self.foreign_models.add(asked.call.model)
-        return ReadLine(LineId(line.number, line.digest, asked.custom_id), asked.call)
+        return ReadLine(LineId(line.number, digest_of(line, asked.call), asked.custom_id), asked.call)
 
-    def _request(self, line: Line) -> Asked:
-        try:
-            return read_request(line, self._options)
-        except LlmrunError as error:
-            raise bad_line(self._path, line.number, str(error), error.hint) from None
+
+def _request(line: Line, path: Path, options: CallOptions) -> Asked:
+    try:
+        return read_request(line, options)
+    except LlmrunError as error:
+        raise bad_line(path, line.number, str(error), error.hint) from None
 
 
 def _digest(custom_id: str) -> bytes:
@@ -177,13 +187,15 @@ def check_input(path: Path, options: CallOptions, progress: Callable[[int], None
         raise UsageError(f"{path}: the file has no lines")
 
 
-def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
+def survey(path: Path, options: CallOptions, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
     """Call `each` for every line, and yield the number of lines read so far after each window.
 
     check  called for every line, including blank lines; may raise an exception to stop
     """
     count = 0
     for line in read_lines(path, check):
+        if options.folder is not None:  # the digest of the line depends on the files of its images
+            line = replace(line, digest=digest_of(line, _request(line, path, options).call))
         each(line)
         count += 1
         if count % _LINES == 0:

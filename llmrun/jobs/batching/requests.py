@@ -16,6 +16,7 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, TypedDict
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.base.folders import refuse_utf_16
+from llmrun.jobs.batching.images import IMAGES, ImageFile, ImageFolder, loaded, prompt_content, with_files
 from llmrun.jobs.batching.workers.base import CHAT
 from llmrun.options.presets import INPUT
 from llmrun.serving.protocol.declarations import Limits, missing, read, wrong_type
@@ -205,6 +206,7 @@ class CallOptions:
     fill      turns a line's fields into a prompt and a system prompt; None if the lines are calls or prompts
     template  the text of the prompt template that `fill` uses, or None
     text      True if each line of the input is a prompt, and not a JSON object
+    folder    the folder of the images that lines name, or None
     """
 
     seed: int = 0
@@ -213,6 +215,7 @@ class CallOptions:
     fill: Fill | None = None
     template: str | None = None
     text: bool = False
+    folder: ImageFolder | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all options except the seed as JSON, to detect a run with different options."""
@@ -227,12 +230,18 @@ class Call:
 
     key    identifies the call: calls with equal keys have equal answers
     model  the model that the line named, or "" if none; in any case, the run's own model answers
+    images  the files that the body refers to
     """
 
     url: str
     body: Mapping[str, Any]
     key: bytes = field(default=b"")
     model: str = ""
+    images: Mapping[str, ImageFile] = field(default_factory=dict)
+
+    def whole_body(self) -> Mapping[str, Any]:
+        """Return the body with its images. Raises UsageError if an image has changed since its line was read."""
+        return loaded(self.body, self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +271,9 @@ def read_request(line: Line, options: CallOptions) -> Asked:
     custom_id = head.get("custom_id", f"line-{line.number}")
     if options.fill is not None:
         values = {**given, "custom_id": custom_id}
-        return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(values))}, options)
+        images = values.pop(IMAGES, None)
+        prompt, system = options.fill(values)
+        return _asked(custom_id, CHAT, {"messages": _messages(prompt_content(prompt, images), system)}, options)
     if "body" in given:
         return _openai_line(given, options)
     return _plain_line(given, custom_id, options)
@@ -302,11 +313,11 @@ def _plain_line(given: Mapping[str, Any], custom_id: str, options: CallOptions) 
     if prompt is not None:
         if type(prompt) is not str:
             raise wrong_type("prompt", "a string", prompt)
-        body["messages"] = _messages(prompt, options.system)
+        body["messages"] = _messages(prompt_content(prompt, body.pop(IMAGES, None)), options.system)
     return _asked(custom_id, CHAT, body, options)
 
 
-def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+def _messages(prompt: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": prompt}]
 
@@ -320,8 +331,17 @@ def _asked(custom_id: str, url: str, given: Mapping[str, Any], options: CallOpti
             body[default.names[0]] = default.value
     if body.get("seed") == _RANDOM_SEED:
         del body["seed"]
+    referring, images = with_files(body, options.folder)
+    body = dict(referring)
     content = json.dumps([url, body, options.seed], sort_keys=True, separators=(",", ":")).encode()
     key = hashlib.sha256(content).digest()
     body.setdefault("seed", int.from_bytes(key[:8], "big") % _SEEDS)
     model = given.get("model")
-    return Asked(custom_id, Call(url, body, key[:16], shown(model) if isinstance(model, str) else ""))
+    return Asked(custom_id, Call(url, body, key[:16], shown(model) if isinstance(model, str) else "", images))
+
+
+def digest_of(line: Line, call: Call) -> bytes:
+    """Return the SHA-256 of a line and of the files of its images."""
+    if not call.images:
+        return line.digest
+    return hashlib.sha256(line.digest + "".join(sorted(call.images)).encode()).digest()

@@ -102,6 +102,7 @@ def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
 def check_lines(
     journal: Journal,
     source: Path,
+    options: CallOptions,
     writer: RecordWriter,
     *,
     retry_errors: bool,
@@ -135,7 +136,7 @@ def check_lines(
         else:
             failed += 1
 
-    for total in survey(source, compare, check):
+    for total in survey(source, options, compare, check):
         progress(total)
     if unseen:
         number = min(unseen)
@@ -144,7 +145,7 @@ def check_lines(
 
 
 def successes_in(
-    output: Path, source: Path, writer: RecordWriter, check: Callable[[], None]
+    output: Path, source: Path, options: CallOptions, writer: RecordWriter, check: Callable[[], None]
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the records in a complete output that are not errors, with their line numbers.
 
@@ -156,7 +157,7 @@ def successes_in(
     def number(line: Line) -> None:
         numbers[writer.record_id(line.number, line.digest)] = line.number
 
-    for _ in survey(source, number, check):
+    for _ in survey(source, options, number, check):
         check()
     for record in read_records(output):
         check()
@@ -326,12 +327,13 @@ class _Run:
         if batch.force or not batch.may_continue(journal.header):
             kept: Iterable[tuple[int, bytes]] = ()
             if batch.retry_errors and replaced is not None:
-                kept = successes_in(batch.output, batch.source, writer, check)
+                kept = successes_in(batch.output, batch.source, batch.options, writer, check)
             journal.begin({**header, "replaces": replaced}, kept)
         check_header(journal, header)
         self.tally.lines, self.tally.failed = check_lines(
             journal,
             batch.source,
+            batch.options,
             writer,
             retry_errors=batch.retry_errors,
             check=check,
