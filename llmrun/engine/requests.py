@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.engine.constraint.base import ResponseFormat
@@ -232,6 +233,31 @@ class PrefixReport(Portable, frozen=True):
     new: str = ""
     ago_s: float = 0.0
     beginnings: tuple[str, ...] = ()
+
+
+class SeenImage(Portable, frozen=True):
+    """An image of a prompt, as the model sees it.
+
+    width, height  the size of the file's image in pixels
+    seen_width, seen_height  the size to which the image was stretched
+    tokens  the number of tokens
+    is_first_frame  True if the model sees only the first frame of an animation
+    """
+
+    width: int
+    height: int
+    seen_width: int
+    seen_height: int
+    tokens: int
+    is_first_frame: bool = False
+
+    @property
+    def words(self) -> str:
+        """A description, such as "4032x3024 shrunk to 896x672, 252 tokens"."""
+        is_shrunk = self.seen_width < self.width or self.seen_height < self.height
+        shrunk = f" shrunk to {self.seen_width}x{self.seen_height}" if is_shrunk else ""
+        frame = ", first frame" if self.is_first_frame else ""
+        return f"{self.width}x{self.height}{shrunk}{frame}, {counted(self.tokens, 'token')}"
 
 
 class TokenLogprobs(Portable, frozen=True):

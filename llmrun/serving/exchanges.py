@@ -174,6 +174,7 @@ class Exchange:
     left_out  the types of tools that were left out, for the log
     tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
     prefix    how much of the prompt was reused, for the log, such as "reused 8 of 12"; no text of a prompt
+    images    the images of the prompt and their encoding, for the log
     status    the response's status; 0 until the response has begun, and 499 if the client left before its end
     outcome   a word for the log if the exchange failed, such as "client left"
     """
@@ -186,6 +187,7 @@ class Exchange:
     left_out: tuple[str, ...] = ()
     tokens: str = ""
     prefix: str = ""
+    images: str = ""
     status: int = 0
     outcome: str = ""
     began: float = field(default_factory=time.perf_counter)
@@ -263,6 +265,7 @@ def _line(scope: Scope, exchange: Exchange, status: int) -> str:
         str(status),
         exchange.tokens,
         exchange.prefix,
+        exchange.images,
         f"without {ignored_names(exchange.left_out)}" if exchange.left_out else "",
         via,
         seconds,

@@ -147,7 +147,7 @@ _PAGE = "/"
 _PUBLIC = (_PAGE, "/health", "/v1/health")
 _EXPOSED = (
     b"x-request-id, request-id, x-llmrun-context, x-llmrun-ignored, x-llmrun-wait, x-llmrun-first-token, "
-    b"x-llmrun-prefix, retry-after"
+    b"x-llmrun-prefix, x-llmrun-images, retry-after"
 )
 _PREFLIGHT_S = b"600"  # seconds that a browser may cache the answer to a preflight request
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)

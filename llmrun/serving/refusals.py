@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from llmrun.base.errors import LlmrunError
+from llmrun.engine.requests import SeenImage
 from llmrun.serving.protocol.errors import ApiError, api_error
 from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.protocol.wire import WireFormat, json_bytes
@@ -77,6 +78,11 @@ def ignored_header(ignored: Sequence[str]) -> Mapping[str, str]:
 def context_header(context: int) -> Mapping[str, str]:
     """Return the header with the size of the context in tokens, or no header if `context` is 0."""
     return {"x-llmrun-context": str(context)} if context else {}
+
+
+def images_header(images: Sequence[SeenImage]) -> Mapping[str, str]:
+    """Return the header that says how the model sees the images, so that no image is shrunk silently."""
+    return {"x-llmrun-images": "; ".join(image.words for image in images)} if images else {}
 
 
 def error_response(error: BaseException, wire: WireFormat) -> Response:

@@ -28,7 +28,16 @@ from starlette.types import Send
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
-from llmrun.engine.requests import Event, Finished, PrefillProgress, PrefixReport, PromptDelta, Request, TextDelta
+from llmrun.engine.requests import (
+    Event,
+    Finished,
+    PrefillProgress,
+    PrefixReport,
+    PromptDelta,
+    Request,
+    SeenImage,
+    TextDelta,
+)
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
@@ -133,6 +142,8 @@ class Choices:
     first_token_s  the predicted seconds until the first choice's first token, or None if unknown
     prompt_tokens  the number of prompt tokens; 0 until a choice is accepted
     prefill_s      the seconds that the prompt took; 0 until a choice is finished
+    encoded_images the number of images that were encoded for finished choices
+    encode_s       the seconds for encoding them
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
@@ -151,6 +162,7 @@ class Choices:
         self.first_token_s: float | None = None
         self.prompt_tokens = 0
         self.prefill_s = 0.0
+        self.encoded_images, self.encode_s = 0, 0.0
 
     @property
     def prefix(self) -> PrefixReport | None:
@@ -160,6 +172,16 @@ class Choices:
         """
         taken = self._served[0].taken if self._served else None
         return None if taken is None else taken.prefix
+
+    @property
+    def images(self) -> Sequence[SeenImage]:
+        """The images of all prompts; () before their acceptance. The choices of one prompt have the same images."""
+        return [
+            image
+            for number, (taken, _) in enumerate(self._taken)
+            if not number or self._requests[number].prompt is not self._requests[number - 1].prompt
+            for image in taken.images
+        ]
 
     @property
     def generated_tokens(self) -> int:
@@ -249,9 +271,11 @@ class Choices:
         elif isinstance(event, Finished):
             self._unfinished -= 1
             self.prefill_s = max(self.prefill_s, event.timings.prefill_s)
+            self.encoded_images += event.timings.encoded_images
+            self.encode_s += event.timings.encode_s
             self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer
             if event.timings.ttft_s:
-                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)
+                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s - event.timings.encode_s)
                 self._metrics.count_wait(self._taken[choice][0].wait_s, actual)
 
     async def __aenter__(self) -> Self:

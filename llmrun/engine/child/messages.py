@@ -31,6 +31,7 @@ from llmrun.engine.requests import (
     PrefillProgress,
     PrefixReport,
     Request,
+    SeenImage,
     StatePlace,
     TextPrompt,
     TokenPrompt,
@@ -241,6 +242,7 @@ class Taken(Portable, frozen=True):
     wait_s         the predicted time in the queue in seconds
     first_token_s  the predicted seconds until the first token, or None if the costs of prompts are unknown
     prefix         how much of the prompt will probably be reused, or None if prefixes are not explained
+    images         the images of the prompt, in order
     """
 
     id: int
@@ -248,6 +250,7 @@ class Taken(Portable, frozen=True):
     wait_s: float
     first_token_s: float | None = None
     prefix: PrefixReport | None = None
+    images: tuple[SeenImage, ...] = ()
 
 
 class PrefixExplained(Portable, frozen=True):

@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import ModelNotFound
 from llmrun.engine.requests import ModelFacts
 from llmrun.serving.bodies import off_the_loop
@@ -48,7 +49,14 @@ from llmrun.serving.protocol.openai_responses.answers import PREFIX, RESPONSES, 
 from llmrun.serving.protocol.openai_responses.requests import parse_response
 from llmrun.serving.protocol.parsed import ApiAnswer, Parsed, left_out_tools
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
-from llmrun.serving.refusals import Refused, context_header, ignored_header, json_bytes_in_parts, json_response
+from llmrun.serving.refusals import (
+    Refused,
+    context_header,
+    ignored_header,
+    images_header,
+    json_bytes_in_parts,
+    json_response,
+)
 from llmrun.serving.service import Service
 from llmrun.serving.streams import Choices, EventNumbers, LastEvent, Stream, numbers_of, read_last_event
 
@@ -136,7 +144,11 @@ class Generation(Generic[P]):
             async with Choices(ready.model, requests, service.metrics) as choices:
                 try:
                     await presence.during(choices.accepted())
-                    told = {**ignored_header(parsed.ignored), **context_header(parsed.context)}
+                    told = {
+                        **ignored_header(parsed.ignored),
+                        **context_header(parsed.context),
+                        **images_header(choices.images),
+                    }
                     headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}", **self._prefix_header(choices)}
                     if choices.first_token_s is not None:
                         headers["x-llmrun-first-token"] = f"{choices.first_token_s:.3f}"
@@ -152,6 +164,7 @@ class Generation(Generic[P]):
                         return
                 finally:
                     exchange_of(scope).tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
+                    exchange_of(scope).images = _image_words(choices)
                     self._record_prefix(choices, ready.facts.name, scope)
         whole = await _written(answer, large or choices.is_long)
         await json_response(whole, headers=headers)(scope, receive, send)
@@ -178,6 +191,14 @@ class Generation(Generic[P]):
         if last is not None and not parsed.stream:
             raise Refused(400, "Last-Event-ID: only streams can be resumed", code="invalid_event_id")
         return parsed, numbers_of(answer_id, last, self._call.prefix, body, ready, len(parsed.requests))
+
+
+def _image_words(choices: Choices) -> str:
+    """Return the images and their encoding for the log, such as "1 image (640x480, 300 tokens), 1 encoded in 1.2 s"."""
+    if not (images := choices.images):
+        return ""
+    encoded = f", {choices.encoded_images} encoded in {choices.encode_s:.1f} s" if choices.encoded_images else ""
+    return f"{counted(len(images), 'image')} ({'; '.join(image.words for image in images)}){encoded}"
 
 
 async def _collect(choices: Choices, answer: ApiAnswer) -> None:

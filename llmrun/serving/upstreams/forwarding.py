@@ -197,6 +197,7 @@ _PASSED_ON: Final = (
     "x-should-retry",
     "x-llmrun-context",
     "x-llmrun-ignored",
+    "x-llmrun-images",
     "x-llmrun-wait",
     "x-llmrun-first-token",
 )

@@ -21,6 +21,7 @@ from llmrun.engine.requests import (
     ModelFacts,
     PrefillProgress,
     Request,
+    SeenImage,
     TextDelta,
     TextPrompt,
 )
@@ -101,7 +102,7 @@ class ScriptedRequest(ServedRequest):
             raise refusal
         self._model.count("accepted")
         self._running = asyncio.create_task(self._run())
-        return Taken(0, 3, self._model.wait_s, self._model.first_token_s)
+        return Taken(0, 3, self._model.wait_s, self._model.first_token_s, images=self._model.images)
 
     def take(self) -> list[Arrival]:
         arrived, self._arrived = self._arrived, []
@@ -161,6 +162,7 @@ class FakeModel:
     refusal   the error with which the engine refuses requests, if any
     wait_s    the predicted wait of a request in seconds
     first_token_s  the predicted seconds until a request's first token, or None if unknown
+    images    the images of every prompt
     openable  set when opening the model may end
     broken    the error with which it then ends, if any
     tenants   whose calls of tokenize and detokenize there were
@@ -181,6 +183,7 @@ class FakeModel:
         self.refusal: LlmrunError | None = None
         self.wait_s = 0.25
         self.first_token_s: float | None = None
+        self.images: tuple[SeenImage, ...] = ()
         self.broken: LlmrunError | None = None
         self.openable = asyncio.Event()
         self.openable.set()

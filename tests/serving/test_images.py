@@ -1,0 +1,109 @@
+"""Tests of images over HTTP, with a fake model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from llmrun.base.types import FinishReason
+from llmrun.engine.requests import ChatPrompt, Finished, SeenImage
+from llmrun.serving.processes.supervisor import ServingLimits, Waiting
+from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, text
+from tests.support.serving.pictures import RED, base64_of, bomb, data_url, key_of
+from tests.support.serving.servers import CHAT, RunningServer, serving
+
+PHOTO = SeenImage(4032, 3024, 896, 672, 252)
+ICON = SeenImage(32, 32, 448, 448, 1)
+ENCODED = Finished(0, FinishReason.STOP, None, 5, replace(TIMINGS, encoded_images=1, encode_s=1.25))
+
+
+def logged(server: RunningServer) -> str:
+    """Return the last line of the log, which the server writes after the response."""
+    while not server.log:
+        time.sleep(0.01)
+    return server.log[-1]
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    model = FakeModel(lambda _: [*text("A cat.")[:-1], ENCODED])
+    model.facts = structs.replace(FACTS, sees_images=True)
+    model.images = (PHOTO, structs.replace(ICON, is_first_frame=True))
+    with serving(model) as running:
+        yield running
+
+
+def question(file: bytes = RED) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": data_url(file)}}, {"type": "text", "text": "What is it?"}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_image_is_shrunk_silently(server: RunningServer, stream: bool) -> None:
+    """lmstudio-bug-tracker#941, #990 and #880 report images that were shrunk silently."""
+    reply = server.chat(messages=question(), stream=stream)
+    shown = "4032x3024 shrunk to 896x672, 252 tokens; 32x32, first frame, 1 token"
+    assert (reply.status, reply.headers["x-llmrun-images"]) == (200, shown)
+    assert f"  2 images ({shown}), 1 encoded in 1.2 s  " in logged(server)
+
+
+def test_choices_report_their_images_once(server: RunningServer) -> None:
+    assert server.chat(messages=question(), n=2).headers["x-llmrun-images"].count("4032x3024") == 1
+
+
+def test_texts_have_no_header_for_images(server: RunningServer) -> None:
+    server.model.images = ()
+    assert "x-llmrun-images" not in server.chat().headers
+    assert "image" not in logged(server)
+
+
+def test_images_appear_in_no_log_and_no_error(server: RunningServer) -> None:
+    secret = base64_of(RED)
+    for messages in (question(), question(bomb())):
+        reply = server.chat(messages=messages)
+        shown = f"{reply.headers}{reply.body!r}{server.log}"
+        assert secret[20:40] not in shown
+        assert base64_of(bomb())[20:40] not in shown
+    assert reply.status == 400
+    assert reply.error["message"].startswith("messages[0].content[0].image_url.url: the image is too large: 60,000 x")
+
+
+def test_base64_never_becomes_text_of_the_prompt(server: RunningServer) -> None:
+    """open-webui/open-webui#26725 reports base64 that was counted as text."""
+    server.chat(messages=question())
+    prompt = server.model.asked[-1].request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert base64_of(RED)[:12] not in json.dumps([*prompt.messages])
+    assert [*prompt.images] == [key_of(RED)]
+    message = {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": base64_of(RED)}}]}
+    body = {"model": "fake", "messages": [message]}
+    assert server.send("POST", "/v1/messages/count_tokens", body).json == {"input_tokens": 42}
+    counted = server.model.counted_prompts[-1].prompt
+    assert isinstance(counted, ChatPrompt)
+    assert (base64_of(RED)[:12] in json.dumps([*counted.messages]), [*counted.images]) == (False, [key_of(RED)])
+
+
+def test_models_say_that_they_see(server: RunningServer) -> None:
+    assert server.send("GET", "/v1/models").json["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+    assert server.send("GET", "/props").json["modalities"]["vision"] is True
+    assert "vision" in server.send("POST", "/api/show", {"model": "fake"}).json["capabilities"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
+def test_a_large_image_is_accepted(server: RunningServer, path: str) -> None:
+    comment = b"teXt" + b" " * (11 << 20)
+    file = RED[:-12] + (11 << 20).to_bytes(4, "big") + comment + bytes(4) + RED[-12:]
+    reply = server.send("POST", path, {"messages": question(file)})
+    assert reply.status == 200, reply.body
+
+
+def test_several_large_images_may_wait() -> None:
+    """Choices of one call wait together, each with the images of its prompt."""
+    limits = ServingLimits()
+    limits.check_room([Waiting("", 12 << 20, is_cancelled=False)] * 4, "", 12 << 20, retry_after=1.0)
