@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from llmrun.engine.requests import ChatPrompt, Finished, SeenImage
 from llmrun.serving.processes.supervisor import ServingLimits, Waiting
 from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, text
 from tests.support.serving.pictures import RED, base64_of, bomb, data_url, key_of
-from tests.support.serving.servers import CHAT, RunningServer, serving
+from tests.support.serving.servers import CHAT, RunningServer, eventually, serving
 
 PHOTO = SeenImage(4032, 3024, 896, 672, 252)
 ICON = SeenImage(32, 32, 448, 448, 1)
@@ -25,8 +24,7 @@ ENCODED = Finished(0, FinishReason.STOP, None, 5, replace(TIMINGS, encoded_image
 
 def logged(server: RunningServer) -> str:
     """Return the last line of the log, which the server writes after the response."""
-    while not server.log:
-        time.sleep(0.01)
+    eventually(lambda: bool(server.log))
     return server.log[-1]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from llmrun.engine.requests import ChatPrompt
+from llmrun.engine.requests import ChatPrompt, SeenImage
 from tests.support.browser.chat_page import answer_to, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser, Page
@@ -86,6 +86,17 @@ def test_images_are_added_and_sent(chromium: Browser, way: str) -> None:
             "And now?",
         ]
         assert page.complaints == []
+
+
+def test_shrunk_images_are_named_below_the_answer(chromium: Browser) -> None:
+    model = FakeModel()
+    model.images = (SeenImage(4032, 3024, 896, 672, 252),)
+    with seeing(model) as server:
+        page = open_chat(chromium, server)
+        add(page, RED)
+        attached(page, 1)
+        answer_to(page, "Which?")
+        assert page.text(".statistics").endswith(" · images: 4032x3024 shrunk to 896x672, 252 tokens")
 
 
 def test_an_image_alone_is_a_question(chromium: Browser) -> None:
