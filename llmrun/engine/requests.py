@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.engine.constraint.base import ResponseFormat
@@ -250,14 +249,6 @@ class SeenImage(Portable, frozen=True):
     seen_height: int
     tokens: int
     is_first_frame: bool = False
-
-    @property
-    def words(self) -> str:
-        """A description, such as "4032x3024 shrunk to 896x672, 252 tokens"."""
-        is_shrunk = self.seen_width < self.width or self.seen_height < self.height
-        shrunk = f" shrunk to {self.seen_width}x{self.seen_height}" if is_shrunk else ""
-        frame = ", first frame" if self.is_first_frame else ""
-        return f"{self.width}x{self.height}{shrunk}{frame}, {counted(self.tokens, 'token')}"
 
 
 class TokenLogprobs(Portable, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.requests import SeenImage
 from llmrun.serving.protocol.errors import ApiError, api_error
@@ -80,9 +81,21 @@ def context_header(context: int) -> Mapping[str, str]:
     return {"x-llmrun-context": str(context)} if context else {}
 
 
+def image_words(images: Iterable[SeenImage]) -> str:
+    """Describe how the model sees images, as in "4032x3024 shrunk to 896x672, 252 tokens; 32x32, 1 token"."""
+    return "; ".join(map(_image_words, images))
+
+
+def _image_words(image: SeenImage) -> str:
+    is_shrunk = image.seen_width < image.width or image.seen_height < image.height
+    shrunk = f" shrunk to {image.seen_width}x{image.seen_height}" if is_shrunk else ""
+    frame = ", first frame" if image.is_first_frame else ""
+    return f"{image.width}x{image.height}{shrunk}{frame}, {counted(image.tokens, 'token')}"
+
+
 def images_header(images: Sequence[SeenImage]) -> Mapping[str, str]:
     """Return the header that says how the model sees the images, so that no image is shrunk silently."""
-    return {"x-llmrun-images": "; ".join(image.words for image in images)} if images else {}
+    return {"x-llmrun-images": image_words(images)} if images else {}
 
 
 def error_response(error: BaseException, wire: WireFormat) -> Response:

@@ -179,7 +179,7 @@ class Choices:
         return [
             image
             for number, (taken, _) in enumerate(self._taken)
-            if not number or self._requests[number].prompt is not self._requests[number - 1].prompt
+            if not number or self._requests[number].prompt != self._requests[number - 1].prompt
             for image in taken.images
         ]
 

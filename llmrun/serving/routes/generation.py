@@ -53,6 +53,7 @@ from llmrun.serving.refusals import (
     Refused,
     context_header,
     ignored_header,
+    image_words,
     images_header,
     json_bytes_in_parts,
     json_response,
@@ -164,7 +165,7 @@ class Generation(Generic[P]):
                         return
                 finally:
                     exchange_of(scope).tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
-                    exchange_of(scope).images = _image_words(choices)
+                    exchange_of(scope).images = _images_and_encoding(choices)
                     self._record_prefix(choices, ready.facts.name, scope)
         whole = await _written(answer, large or choices.is_long)
         await json_response(whole, headers=headers)(scope, receive, send)
@@ -193,12 +194,12 @@ class Generation(Generic[P]):
         return parsed, numbers_of(answer_id, last, self._call.prefix, body, ready, len(parsed.requests))
 
 
-def _image_words(choices: Choices) -> str:
+def _images_and_encoding(choices: Choices) -> str:
     """Return the images and their encoding for the log, such as "1 image (640x480, 300 tokens), 1 encoded in 1.2 s"."""
     if not (images := choices.images):
         return ""
     encoded = f", {choices.encoded_images} encoded in {choices.encode_s:.1f} s" if choices.encoded_images else ""
-    return f"{counted(len(images), 'image')} ({'; '.join(image.words for image in images)}){encoded}"
+    return f"{counted(len(images), 'image')} ({image_words(images)}){encoded}"
 
 
 async def _collect(choices: Choices, answer: ApiAnswer) -> None:
