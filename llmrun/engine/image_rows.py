@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import IMAGE_ROW, Batch
+from llmrun.engine.requests import SeenImage
 from llmrun.model.vision.layout import ImageLayout, Rows
 
 if TYPE_CHECKING:
@@ -35,12 +36,14 @@ class PromptImage(Struct, frozen=True):
     name  for error messages, such as "image 2"
     data  the file
     key   identifies the file, its layout and the projector
+    seen  how the model sees the image
     """
 
     name: str
     data: bytes
     layout: ImageLayout
     key: bytes
+    seen: SeenImage
 
     @classmethod
     def of(cls, name: str, data: bytes, detail: str, projector: Projector) -> PromptImage:
@@ -54,7 +57,9 @@ class PromptImage(Struct, frozen=True):
             raise UsageError(f"{name}: {error}", hint=error.hint) from None
         hashed = hashlib.sha256(hashlib.sha256(data).digest())
         hashed.update(msgspec.json.encode([layout, projector.identity]))
-        return cls(name, data, layout, hashed.digest())
+        size = layout.width, layout.height
+        seen = SeenImage(header.width, header.height, *size, layout.rows, header.animated)
+        return cls(name, data, layout, hashed.digest(), seen)
 
     @property
     def tiles(self) -> list[Rows]:

@@ -534,7 +534,8 @@ class EngineServing:
                 retry_after=wait,
             )
         report = self._explained(answer)
-        self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s, report))
+        images = () if answer.images is None else tuple(image.seen for image in answer.images.images)
+        self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s, report, images))
         with self._wake:
             if ask.id not in self._cancelled:
                 if report is not None:

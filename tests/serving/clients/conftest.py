@@ -53,6 +53,13 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def seeing() -> Iterator[Served]:
+    """A server with a scripted model that reads images."""
+    with served("scripted", "--backend", "scripted", "--mmproj", "scripted") as running:
+        yield running
+
+
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Served]:
     """A server that answers one request at a time, slowly, and lets one more wait."""

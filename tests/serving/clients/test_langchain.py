@@ -11,6 +11,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
+from tests.support.serving.pictures import PHOTO, SEEN, base64_of
 from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
@@ -99,6 +100,13 @@ def test_structured_output_may_be_a_tool(tools: Served) -> None:
     model = chat_model(tools).with_structured_output(Forecast, method="function_calling")
     # The tool is required, so the scripted call of another one becomes a call of this one.
     assert isinstance(model.invoke("Weather?"), Forecast)
+
+
+@pytest.mark.parametrize("uses_responses", [False, True])
+def test_messages_have_images(seeing: Served, uses_responses: bool) -> None:
+    image = {"type": "image", "base64": base64_of(PHOTO), "mime_type": "image/png"}
+    question = HumanMessage([image, {"type": "text", "text": "Which color?"}])
+    assert chat_model(seeing, use_responses_api=uses_responses).invoke([question]).text == SEEN
 
 
 @pytest.mark.parametrize("uses_responses", [False, True])

@@ -10,6 +10,7 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
+from tests.support.serving.pictures import PHOTO, SEEN, base64_of
 from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
@@ -163,6 +164,14 @@ def test_thinking_is_a_field_of_its_own(caller: ollama.Client) -> None:
     assert "".join(each.thinking or "" for each in stream) == message.thinking
     done = caller.generate("script", "Think?", think=True)
     assert (done.thinking or "").strip() == "It is easy."
+
+
+def test_chats_and_prompts_have_images(seeing: Served) -> None:
+    client = ollama.Client(host(seeing))
+    assert "vision" in (client.show("scripted").capabilities or ())
+    message = {"role": "user", "content": "Which color?", "images": [PHOTO]}
+    assert client.chat("scripted", [message]).message.content == SEEN
+    assert client.generate("scripted", "Which color?", images=[base64_of(PHOTO)]).response == SEEN
 
 
 def test_errors_are_response_errors(client: ollama.Client, real: Served) -> None:

@@ -44,4 +44,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+PHOTO = png(64, 96, b"\xff\x00\x00")
+# What the scripted model says about it: there is a row for each patch of 32 x 32 pixels.
+SEEN = "You said: [6 rows of #ff0000]Which color?"
 RED, BLUE = png(), png(5, 2, b"\x20\x20\xd0")
