@@ -17,6 +17,7 @@ from tests.support.batching.batch_runs import answers_in, batch, openai_line, ra
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal, shell
 from tests.support.cli.tool_chats import call, tool_script_file
 from tests.support.hub.small_disks import SmallDisk, mounted_disk
+from tests.support.serving.pictures import PHOTO, SEEN, data_url
 from tests.support.serving.served import serve
 
 pytestmark = pytest.mark.push
@@ -439,3 +440,15 @@ def test_lines_that_name_another_model_are_answered_with_a_note(tmp_path: Path, 
     done = batch(source, "-o", output, *SCRIPTED)
     assert b"note: lines that name another model (gpt-4o) were answered by the model of this run" in done.stderr
     assert b"note: these fields had no effect: nonsense" in done.stderr
+
+
+def test_lines_may_have_images(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "red.png").write_bytes(PHOTO)
+    lines = [{"prompt": "Which color?", "images": image} for image in ("red.png", data_url(PHOTO))]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    flags = (*SCRIPTED, "--image-dir", tmp_path / "photos")
+    done = batch(source, "-o", output, *flags, "--mmproj", "x")
+    assert (done.returncode, texts_in(output)) == (0, [SEEN, SEEN]), done.stderr
+    counted = batch(source, "--dry-run", "--json", *flags, "--mmproj", "x")
+    assert json.loads(counted.stdout)["failing"] == 0

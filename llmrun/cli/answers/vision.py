@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
 
-def reading_images(files: ModelFiles, settings: Settings) -> ModelFiles:
+def reading_images(files: ModelFiles, settings: Settings, *, needed: bool = False) -> ModelFiles:
     """Return the files with options that open the projector, too. A note says if this machine cannot use the projector.
+
+    needed  True if there is an image, so that a model without a projector is an error
 
     Raises UsageError and ModelNotFound for a projector that the settings name and that cannot be used.
     """
     found = files.found
-    mmproj, least, most = projector_options(found.path, settings, name=found.name, wanted=True, reporter=HubReporter())
+    mmproj, least, most = projector_options(
+        found.path, settings, name=found.name, wanted=True, needed=needed, reporter=HubReporter()
+    )
     if not mmproj:
         return files
     options = replace(files.options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)

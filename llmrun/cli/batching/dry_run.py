@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,7 +102,7 @@ def dry_run(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: S
         hint = "name a model with -m, and leave out --workers"
         raise UsageError("--dry-run: works only for a model on this machine", hint=hint)
     check_source(source, has_template=calls.fill is not None)
-    check_lines(source, calls)
+    wanted = replace(wanted, images=check_lines(source, calls))
     show_control_echo = hide_control_echo()
     try:
         estimate = _estimated(source, calls, wanted, settings)
@@ -161,7 +162,7 @@ def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
 
     tell_of_too_many_threads(settings)
     with model_files(settings, sequences=wanted.parallel) as files:
-        read = reading_images(files, settings)
+        read = reading_images(files, settings, needed=True) if wanted.images else files
         opening = to_open(
             settings, read, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )

@@ -127,13 +127,14 @@ def _value(name: str, value: Any) -> str:
 _SHOWN_NAMES = 5
 
 
-def check_lines(source: Path, options: CallOptions) -> None:
-    """Read the whole input, which takes a few seconds for each 100,000 lines. Raises UsageError for the first bad line.
+def check_lines(source: Path, options: CallOptions) -> bool:
+    """Read the whole input, which takes a few seconds for each 100,000 lines, and return whether any line has an image.
 
+    Raises UsageError for the first bad line.
     The check comes before the model is loaded and before a file is written, so that a mistake can simply be corrected.
     """
     try:
-        check_input(source, options, lambda count: out.progress(f"checking {counted(count, 'line')}"))
+        return check_input(source, options, lambda count: out.progress(f"checking {counted(count, 'line')}"))
     finally:
         out.clear_progress()
 

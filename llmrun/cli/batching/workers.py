@@ -36,12 +36,14 @@ class WorkersWanted:
     parallel   the maximum number of answers that a worker generates at a time
     kv_tokens  the size of a local worker's KV cache in tokens, or None for what fits
     template   the source of a chat template for local workers, or None
+    images     True if any line has an image. Batches of text run without the projector, so on the CPU engine
     """
 
     names: Sequence[str]
     parallel: int
     kv_tokens: int | None
     template: str | None
+    images: bool = False
 
     @property
     def needs_model(self) -> bool:
@@ -127,11 +129,11 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
             from llmrun.jobs.batching.workers.local import LocalWorker
 
             tell_of_too_many_threads(settings)
-            local = opening(reading_images(files, settings))
+            local = opening(reading_images(files, settings, needed=True) if wanted.images else files)
             found.append(LocalWorker(local, loading=files.loading, note=out.note, detail=out.detail))
         for name in filter(is_ray, wanted.names):
-            if settings.mmproj not in (None, MMPROJ_OFF):
-                raise UsageError("--mmproj: not supported for Ray workers, which do not receive the file")
+            if wanted.images or settings.mmproj not in (None, MMPROJ_OFF):
+                raise UsageError("--workers: Ray workers cannot read images, because they do not receive the projector")
             found += held.enter_context(_on_ray(name, opening(files), settings, files.loading))
         yield [*found, *servers]
 

@@ -134,7 +134,7 @@ def command(
             model = settings.model if wanted.needs_model else ""
             batch = Batch(file, answers, calls, model, mixed=mixed, retry_errors=retry_errors, force=force, emit=emit)
             batch.check_files()
-            check_lines(file, calls)
+            wanted = replace(wanted, images=check_lines(file, calls))
             if flags.model is None and wanted.needs_model:
                 tell_of_default_model(settings)
             with workers_of(wanted, as_begun(batch, settings)) as opened:

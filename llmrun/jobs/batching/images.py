@@ -78,14 +78,18 @@ class ImageFolder:
 
 def with_files(
     body: Mapping[str, Any], folder: ImageFolder | None
-) -> tuple[Mapping[str, Any], Mapping[str, ImageFile]]:
-    """Return a body with references in place of the names of files, and the files by their references.
+) -> tuple[Mapping[str, Any], Mapping[str, ImageFile], bool]:
+    """Return a body with references in place of the names of files, the files by their references, and whether the body
+    has any image.
 
     Raises UsageError for a file that cannot be used, and for the name of a file if there is no folder.
     """
     files: dict[str, ImageFile] = {}
+    has_images = False
 
     def referenced(source: str, place: str) -> str:
+        nonlocal has_images
+        has_images = True
         if _IS_URL.match(source):
             return source
         if folder is None:
@@ -96,7 +100,7 @@ def with_files(
         files[file.reference] = file
         return file.reference
 
-    return _with_sources(body, referenced), files
+    return _with_sources(body, referenced), files, has_images
 
 
 def loaded(body: Mapping[str, Any], files: Mapping[str, ImageFile]) -> Mapping[str, Any]:

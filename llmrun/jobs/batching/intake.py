@@ -174,17 +174,20 @@ def _digest(custom_id: str) -> bytes:
     return hashlib.sha256(custom_id.encode()).digest()[:16]
 
 
-def check_input(path: Path, options: CallOptions, progress: Callable[[int], None]) -> None:
-    """Read all lines of the input. Raises UsageError for the first bad line, and for an input without lines.
+def check_input(path: Path, options: CallOptions, progress: Callable[[int], None]) -> bool:
+    """Read all lines of the input, and return whether any line has an image.
 
     progress  called with the number of lines so far
+    Raises UsageError for the first bad line, and for an input without lines.
     """
-    intake, count = Intake(path, options), 0
+    intake, count, has_images = Intake(path, options), 0, False
     while window := intake.next_window():
         count += len(window)
+        has_images = has_images or any(line.call.has_images for line in window)
         progress(count)
     if not count:
         raise UsageError(f"{path}: the file has no lines")
+    return has_images
 
 
 def survey(path: Path, options: CallOptions, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:

@@ -231,6 +231,7 @@ class Call:
     key    identifies the call: calls with equal keys have equal answers
     model  the model that the line named, or "" if none; in any case, the run's own model answers
     images  the files that the body refers to
+    has_images  True if the body has any image
     """
 
     url: str
@@ -238,6 +239,7 @@ class Call:
     key: bytes = field(default=b"")
     model: str = ""
     images: Mapping[str, ImageFile] = field(default_factory=dict)
+    has_images: bool = False
 
     def whole_body(self) -> Mapping[str, Any]:
         """Return the body with its images. Raises UsageError if an image has changed since its line was read."""
@@ -331,13 +333,14 @@ def _asked(custom_id: str, url: str, given: Mapping[str, Any], options: CallOpti
             body[default.names[0]] = default.value
     if body.get("seed") == _RANDOM_SEED:
         del body["seed"]
-    referring, images = with_files(body, options.folder)
+    referring, images, has_images = with_files(body, options.folder)
     body = dict(referring)
     content = json.dumps([url, body, options.seed], sort_keys=True, separators=(",", ":")).encode()
     key = hashlib.sha256(content).digest()
     body.setdefault("seed", int.from_bytes(key[:8], "big") % _SEEDS)
     model = given.get("model")
-    return Asked(custom_id, Call(url, body, key[:16], shown(model) if isinstance(model, str) else "", images))
+    named = shown(model) if isinstance(model, str) else ""
+    return Asked(custom_id, Call(url, body, key[:16], named, images, has_images))
 
 
 def digest_of(line: Line, call: Call) -> bytes:

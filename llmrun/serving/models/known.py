@@ -23,6 +23,7 @@ from llmrun.formats.gguf.glance import Glance
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local.model_records import known_digest
+from llmrun.hub.local.projectors import projector_for
 from llmrun.hub.upkeep import inventory
 from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.presets import Preset
@@ -259,7 +260,8 @@ def glance_at(known: KnownModel) -> Glance:
 
 def header_of(known: KnownModel) -> Header:
     """Read the header of a model's file, which may take a second. An unreadable file has an empty header."""
-    return _header(known.path, known.size, known.modified)
+    header = _header(known.path, known.size, known.modified)
+    return replace(header, sees_images=_has_projector(known.path))  # the projector may arrive after the model
 
 
 def digest_of(known: KnownModel) -> str:
@@ -290,3 +292,10 @@ def _header(path: Path, size: int, modified: float) -> Header:
         return Header()
     template = found.pop(_TEMPLATE, "")
     return Header(found, template if isinstance(template, str) else "", fills)
+
+
+def _has_projector(path: Path) -> bool:
+    try:
+        return projector_for(path) is not None
+    except LlmrunError:  # several projectors match, so the model is opened without one
+        return False

@@ -12,6 +12,7 @@ import pytest
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.jobs.batching.images import ImageFolder
+from llmrun.jobs.batching.intake import check_input
 from llmrun.jobs.batching.requests import CallOptions, Line, read_request
 from llmrun.jobs.batching.work import prefix_of
 from tests.jobs.batching.test_run import Files
@@ -137,3 +138,12 @@ def test_a_run_does_not_continue_with_other_images(options: CallOptions, tmp_pat
     image.write_bytes(RED)
     os.utime(image, (1, 1))
     assert files.run(FakeWorker(), options=options).is_complete
+
+
+def test_the_check_of_the_input_tells_whether_there_are_images(options: CallOptions, tmp_path: Path) -> None:
+    for lines, wanted in (
+        ([{"prompt": "Hi"}], False),
+        ([{"prompt": "Hi"}, {"prompt": "Which?", "images": ["red.png"]}], True),
+        ([{"messages": [message(data_url(RED))]}], True),
+    ):
+        assert check_input(Files(tmp_path, lines).source, options, lambda count: None) is wanted

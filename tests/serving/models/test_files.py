@@ -79,3 +79,10 @@ def test_the_digest_is_the_sha256_if_that_is_known(known: KnownModel) -> None:
     assert digest_of(known) != sha256
     remember_digests([known.path], [sha256], name="some", source="")
     assert digest_of(known) == sha256
+
+
+def test_headers_show_whether_the_projector_is_here(known: KnownModel) -> None:
+    assert not header_of(known).sees_images
+    projector = known.path.with_name("mmproj-some-F16.gguf")
+    write_gguf(projector, METADATA, {})
+    assert header_of(known).sees_images
