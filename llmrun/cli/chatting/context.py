@@ -24,8 +24,7 @@ from llmrun.cli.chatting.image_files import ImageFileError
 from llmrun.cli.chatting.store import state_path, take_over_old_state
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.engine.images import IMAGE, image_parts
-from llmrun.engine.requests import ChatPrompt, Request, StatePlace
+from llmrun.engine.requests import IMAGE, ChatPrompt, Request, StatePlace, image_parts
 from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
 

@@ -21,6 +21,7 @@ from llmrun.engine.requests import (
     TextPrompt,
     TokenPrompt,
     check_request,
+    is_image,
 )
 from llmrun.options.sampling_params import SAMPLING
 
@@ -187,7 +188,6 @@ def _with_data_urls(prompt: ChatPrompt) -> list[Mapping[str, Any]]:
     """Return the messages with their images as data URLs."""
     from base64 import b64encode
 
-    from llmrun.engine.images import is_image
     from llmrun.formats.images.header import read_header
 
     kinds = {key: read_header(file, "image").format.lower() for key, file in prompt.images.items()}
