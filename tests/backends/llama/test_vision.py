@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -300,6 +301,8 @@ def test_encoding_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_death_while_encoding_names_the_projector(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     backend = open_vision(tmp_path, "qwen3vl_merger")
     vision = vision_of(backend)
     layout = vision.projector.layout(2400, 2400, "high")
