@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,25 @@ def test_echoed_prompts_leave_out_image_rows(tmp_path: Path) -> None:
     [answer] = answer_all(Sight(tmp_path).engine, [ask(["a ", RED_FILE, " b"], echo=True)])
     assert f"a {BEGIN_IMAGE}{IMAGE_TOKENS[2]} b" in answer.prompt[0].text
     assert answer.prompt[0].text.startswith(CONTROL_TOKENS[0])
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(
+    ("name", "placeholder"),
+    [
+        ("LFM2.5-8B-A1B", "<image>"),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "[IMG]"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[IMG]"),
+        ("Qwen3.5-4B", "<|vision_start|><|image_pad|><|vision_end|>"),
+        ("google-gemma-4-31B-it", "<|image|>"),
+        ("google-gemma-4-31B-it-interleaved", "<|image|>"),
+        ("Kimi-K2-Thinking", "<image>"),  # writes another placeholder, so it gets marks
+        ("Qwen-Qwen2.5-7B-Instruct", "<image>"),  # knows no parts
+    ],
+)
+def test_real_templates_place_images(tmp_path: Path, name: str, placeholder: str) -> None:
+    sight = Sight(tmp_path, {"placeholders": [placeholder]}, chat_template=source_of(name))
+    shape = shape_of(sight, ask(["before ", GREEN_FILE, " after"], "Green.", ["now ", RED_FILE, " then"]))
+    one, two = (f"{BEGIN_IMAGE}{rows}{IMAGE_TOKENS[2]}" for rows in ("#", "##"))
+    assert re.search(rf"before ?{re.escape(one)} ?after.*Green\..*now ?{re.escape(two)} ?then", shape, re.DOTALL)
+    assert placeholder not in shape.split("before")[1]
