@@ -22,7 +22,6 @@ from llmrun.backends.llama.messages import CONTEXT_STEP, MROPE_CELL, PLANES, TOK
 from llmrun.backends.llama.placement import (
     cache_bytes,
     decide_placement,
-    encoder_bytes,
     kv_type_of,
     rows_at_once,
     split_of,
@@ -161,7 +160,7 @@ class LlamaBackend:
         self._mrope: bool = answer["mrope"]
         if projector:
             self.vision = encoder = LlamaVision(self._process, projector)
-            encoder.open(threads, encoder_bytes(projector) if gpu_layers else None)
+            encoder.open(threads, projector.memory_bytes if gpu_layers else None)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)

@@ -63,7 +63,6 @@ ALL_LAYERS = -1  # the value that means all layers where a number of layers is e
 
 _MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
 _ROWS = 512  # rows that llama.cpp computes in one batch
-_USUAL_IMAGE = 1120  # rows; only requests for high detail make larger tiles, which few families have
 _CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this number
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
@@ -125,14 +124,9 @@ def rows_at_once(projector: ProjectorFile | None) -> int:
     return _ROWS if projector is None or projector.is_causal else max(_ROWS, projector.most_rows)
 
 
-def encoder_bytes(projector: ProjectorFile) -> int:
-    """Return the memory that an encoder of images needs, with its work buffers for images of the usual detail."""
-    return projector.weight_bytes + projector.working_bytes(min(projector.most_rows, _USUAL_IMAGE))
-
-
 def beside_encoder(free: Sequence[int], projector: ProjectorFile | None) -> list[int]:
     """Return the free bytes on each GPU that an encoder of images leaves, because libmtmd uses the first GPU."""
-    return [max(0, free[0] - encoder_bytes(projector)), *free[1:]] if projector is not None and free else list(free)
+    return [max(0, free[0] - projector.memory_bytes), *free[1:]] if projector is not None and free else list(free)
 
 
 def resident_activations(file: GGUFFile, rows: int = _ROWS) -> int:
@@ -339,7 +333,7 @@ def footprint_on_llama(
     weights = mapped + repacked + sum(adapter.nbytes for adapter in adapters)
     if projector is not None and not encodes_on_gpu:  # libmtmd reads the weights and keeps its buffers
         weights += projector.weight_bytes
-        scratch += encoder_bytes(projector) - projector.weight_bytes
+        scratch += projector.memory_bytes - projector.weight_bytes
     return Footprint(
         weights=weights,
         mapped=mapped,

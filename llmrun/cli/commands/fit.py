@@ -299,7 +299,7 @@ def _vision_bytes(file: GGUFFile, settings: Settings) -> int:
         if facts is not None:
             out.note(f"{file.path.name}: without the projector: {facts.problem}")
         return 0
-    return facts.projector.weight_bytes + facts.projector.working_bytes(facts.projector.most_rows)
+    return facts.projector.memory_bytes
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:

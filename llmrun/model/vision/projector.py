@@ -36,6 +36,7 @@ _WITH_WINDOWS: Final = "qwen2.5vl_merger"
 # Vectors of the encoder's width per patch, apart from the feed-forward network. With encoders of 768 and 1152 features
 # and 256 to 1639 rows, libmtmd needed 0.6 to 1.0 times as much memory as `working_bytes` says.
 _ACTIVATIONS: Final = 6
+_USUAL_IMAGE: Final = 1120  # rows; only requests for high detail make larger tiles, which few families have
 
 # libmtmd aborts if one of these keys has another type. The names of counts follow "clip.vision.".
 _COUNTS: Final = (
@@ -89,6 +90,11 @@ class ProjectorFile(Struct, frozen=True):
 
     def layout(self, width: int, height: int, detail: str = "auto") -> ImageLayout:
         return self.layouts.layout(width, height, detail)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that libmtmd needs for the weights, and for its activations with images of the usual detail."""
+        return self.weight_bytes + self.working_bytes(min(self.most_rows, _USUAL_IMAGE))
 
     def working_bytes(self, most: int) -> int:
         """Return about how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""

@@ -13,13 +13,13 @@ import pytest
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.fitting import Resources, fit_of
-from llmrun.backends.llama import backend as backend_module
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.placement import ALL_LAYERS, layer_sizes
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, DoesNotFit
 from llmrun.base.machine.gpus import gpus, nvidia_cards
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.vision.projector import ProjectorFile
 from tests.support.backends.gpu_contract import (
     LAYERS,
     MIB,
@@ -87,7 +87,7 @@ def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_images_are_encoded_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     for needed, layers, on_gpu in [(0, ALL_LAYERS, True), (1 << 50, ALL_LAYERS, False), (0, 0, False)]:
-        monkeypatch.setattr(backend_module, "encoder_bytes", lambda projector, needed=needed: needed)
+        monkeypatch.setattr(ProjectorFile, "memory_bytes", property(lambda projector, needed=needed: needed))
         backend = open_vision(tmp_path, "gemma3", gpu_layers=layers)
         assert vision_of(backend).on_gpu == on_gpu
         rows.append(encoded(backend, vision_of(backend).projector.layout(300, 200)).rows)
