@@ -84,10 +84,14 @@ def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
+def constant(value: int) -> property:
+    return property(lambda projector: value)
+
+
 def test_images_are_encoded_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     for needed, layers, on_gpu in [(0, ALL_LAYERS, True), (1 << 50, ALL_LAYERS, False), (0, 0, False)]:
-        monkeypatch.setattr(ProjectorFile, "memory_bytes", property(lambda projector, needed=needed: needed))
+        monkeypatch.setattr(ProjectorFile, "memory_bytes", constant(needed))
         backend = open_vision(tmp_path, "gemma3", gpu_layers=layers)
         assert vision_of(backend).on_gpu == on_gpu
         rows.append(encoded(backend, vision_of(backend).projector.layout(300, 200)).rows)
