@@ -270,7 +270,7 @@ def check_reads_images(backend: str) -> None:
     if backend not in (AUTO, able.name):
         raise UsageError(
             f"--backend {backend}: this backend cannot read images yet",
-            hint=f"use --backend {able.name}, or --no-mmproj for text alone",
+            hint=f"use --backend {able.name}, or --no-mmproj for text only",
         )
     if (probe := able.kind().probe()).missing:
         raise UsageError(f"images need {able.title}: {probe.missing}", hint=probe.hint)

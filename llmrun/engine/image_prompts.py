@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import TemplateRefused, UsageError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.image_rows import PromptImage, PromptImages
@@ -131,7 +132,7 @@ def raw_tokens(prompt: TextPrompt, projector: Projector, tokenizer: Tokenizer) -
     check_count(len(prompt.images))
     if len(texts) != len(prompt.images) + 1:
         raise UsageError(
-            f"the prompt has {len(texts) - 1} times {IMAGE_MARKER} for {len(prompt.images)} images",
+            f"{counted(len(prompt.images), 'image')} for a raw prompt with {counted(len(texts) - 1, 'marker')}",
             hint=f"write {IMAGE_MARKER} once for each image, where the image belongs",
         )
     images = [

@@ -12,7 +12,7 @@ from llmrun.formats.images.header import MOST_IMAGES
 
 
 def text_only(model: str) -> UsageError:
-    """Return the error for an image that was sent to a model without any projector."""
+    """Return the error for an image that was sent to a model that reads only text."""
     return UsageError(
         f"images cannot be read: {model} is a text-only model",
         hint="use a model that reads images, such as gemma3:4b",
@@ -20,9 +20,9 @@ def text_only(model: str) -> UsageError:
 
 
 def without_projector(model: str) -> UsageError:
-    """Return the error for an image that was sent to a model that was opened without a projector."""
+    """Return the error for an image that was sent to a model without an open projector."""
     return UsageError(
-        f"images cannot be read: {model} is open without a projector",
+        f"images cannot be read: {model} was opened without a projector",
         hint="use a model that reads images, and open it with its projector (--mmproj FILE)",
     )
 

@@ -503,7 +503,7 @@ def test_a_draft_model_uses_no_servers() -> None:
 def test_images_need_the_backend_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--backend cpu: this backend cannot read images yet") as refusal:
         check_options(OpenOptions("cpu", mmproj="mmproj.gguf"))
-    assert refusal.value.hint == "use --backend llama, or --no-mmproj for text alone"
+    assert refusal.value.hint == "use --backend llama, or --no-mmproj for text only"
     monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
     with pytest.raises(UsageError, match=r"images need llama\.cpp: llama\.cpp is not installed") as missing:
         check_options(OpenOptions(mmproj="mmproj.gguf"))

@@ -1,4 +1,4 @@
-"""Lets servers and batches open a model with its vision projector, if the projector is on this machine."""
+"""Lets servers and batches open a model with its vision projector."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def _vision_bytes(file: GGUFFile, settings: Settings) -> int:
     facts = None if settings.mmproj == MMPROJ_OFF else vision_facts(file, settings)
     if facts is None or facts.projector is None:
         if facts is not None:
-            out.note(f"{file.path.name}: without the projector: {facts.problem}")
+            out.note(f"{file.path.name}: the projector is not counted: {facts.problem}")
         return 0
     return facts.projector.memory_bytes
 

@@ -34,10 +34,10 @@ def projector_options(
 
     model   the model's first file
     name    the model's name, for messages
-    wanted  True if images may come, as in `serve` and `batch`. If this machine cannot use the projector, the model is
-            opened for text alone, with a note
-    needed  True if there is an image, as in `generate --image`. A projector in the model's repository is downloaded.
-            Raises ModelNotFound if there is none, and the errors of a download
+    wanted  True if images may come, as in `serve`. If this machine cannot use the projector, the model is
+            opened for text only, with a note
+    needed  True if there is an image, as in `generate --image` and `batch`. A projector in the model's repository is
+            downloaded. Raises ModelNotFound if there is none, and the errors of a download
 
     Raises UsageError if several projectors match, and ModelNotFound if the named projector does not exist.
     """
@@ -49,7 +49,7 @@ def _chosen(model: Path, settings: Settings, name: str, wanted: bool, needed: bo
     asked = settings.mmproj
     if asked == MMPROJ_OFF:
         if needed:
-            raise UsageError(f"{name}: images need the projector", hint="leave out --no-mmproj or LLMRUN_MMPROJ=off")
+            raise UsageError(f"{name}: images need the projector", hint='leave out --no-mmproj, or the setting mmproj = "off"')
         return None
     if asked is not None and is_stand_in(settings.backend):
         return Path(asked)
@@ -72,7 +72,7 @@ def _usable(model: Path, backend: str, name: str, reporter: Reporter) -> Path | 
             check_reads_images(backend)
             check_pair(found, model)
     except LlmrunError as error:
-        reporter.note(f"{name}: opened for text alone: {error}" + (f" ({error.hint})" if error.hint else ""))
+        reporter.note(f"{name}: opened for text only: {error}" + (f" ({error.hint})" if error.hint else ""))
         return None
     return found
 

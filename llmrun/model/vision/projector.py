@@ -27,7 +27,7 @@ FAMILY_NAMES: Final = tuple(sorted(FAMILIES))
 
 _ARCHITECTURE: Final = "clip"
 _TYPE_KEYS: Final = ("clip.projector_type", "clip.vision.projector_type")
-_OWN_FILE: Final = "Use the projector from the repository of the model."
+_OWN_FILE: Final = "Use the projector from the model's repository."
 # Gemma 4 E2B and E4B, by the width of their embeddings. Unlike larger models, they read images causally.
 _CAUSAL_GEMMA4: Final = (1536, 2560)
 
@@ -129,7 +129,7 @@ def check_projector(projector: ProjectorFile, model: GGUFFile) -> None:
         raise _wrong_model(
             projector,
             model,
-            f"its rows have {projector.row_width:,} numbers, but the model's have {width * parts:,}",
+            f"its embeddings have {projector.row_width:,} numbers, but the model's have {width * parts:,}",
         )
     tokens = model.strings("tokenizer.ggml.tokens").positions()
     for marker in projector.markers:
@@ -158,7 +158,7 @@ def _family(file: GGUFFile) -> tuple[str, type[Family]]:
             )
         raise ModelFileError(
             f"not a projector: {path}: the architecture is {shown(architecture or 'missing')}, not {_ARCHITECTURE}",
-            hint="Name a file that reads images, which is usually called mmproj.",
+            hint="Name a vision projector, whose file name usually contains mmproj.",
         )
     if not file.boolean("clip.has_vision_encoder", False):
         raise UnsupportedModel(f"the projector has no encoder for images: {path}", hint="Audio is not supported.")

@@ -197,7 +197,7 @@ def test_too_long_prompts_tell_the_tokens_of_each_image(tmp_path: Path) -> None:
 def test_models_without_projector_refuse_images() -> None:
     engine = Engine(ScriptedBackend(), templates=PROCESS)
     for request in (ask([RED_FILE]), Request(TextPrompt(IMAGE_MARKER, (RED_FILE,)))):
-        with pytest.raises(UsageError, match="scripted is open without a projector"):
+        with pytest.raises(UsageError, match="scripted was opened without a projector"):
             engine.prepare(request)
     assert not engine.sees_images
 
@@ -222,7 +222,7 @@ def test_raw_prompts_have_a_marker_for_each_image(tmp_path: Path) -> None:
     for images in ((RED_FILE, RED_FILE), ()):
         request = Request(TextPrompt(text, images))
         if images:
-            with pytest.raises(UsageError, match="the prompt has 1 times <__media__> for 2 images"):
+            with pytest.raises(UsageError, match="2 images for a raw prompt with 1 marker"):
                 sight.engine.prepare(request)
         else:
             assert IMAGE_ROW not in sight.engine.prepare(request).tokens

@@ -105,7 +105,7 @@ def test_servers_without_a_backend_for_images_serve_text(model: Path, monkeypatc
     monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
     assert asked(model, notes, wanted=True) == ""
     cpu, missing = notes.lines
-    assert cpu.startswith("the model: opened for text alone: --backend cpu: this backend cannot read images yet (use")
+    assert cpu.startswith("the model: opened for text only: --backend cpu: this backend cannot read images yet (use")
     assert "llama.cpp is not installed (install it: " in missing
     assert asked(model, needed=True) == "mmproj-m-F16.gguf"  # the backend's own error follows
 

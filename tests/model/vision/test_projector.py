@@ -39,7 +39,7 @@ def unfit(projector: ProjectorFile, model: Path) -> str:
     with open_gguf(model) as file, pytest.raises(ModelFileError) as caught:
         check_projector(projector, file)
     assert str(projector.path) in str(caught.value)
-    assert caught.value.hint == "Use the projector from the repository of the model."
+    assert caught.value.hint == "Use the projector from the model's repository."
     return str(caught.value)
 
 
@@ -72,13 +72,13 @@ def test_rows_with_deepstack_fit_a_model_without_more_width(tmp_path: Path) -> N
     projector = read_projector(tiny_projector(tmp_path, "qwen3vl_merger"))
     assert (projector.deepstack, projector.row_width) == (1, 192)
     model = tiny_text_model(tmp_path, "qwen3vl_merger qwen35")
-    assert "rows have 192 numbers, but the model's have 96" in unfit(projector, model)
+    assert "embeddings have 192 numbers, but the model's have 96" in unfit(projector, model)
 
 
 def test_projectors_of_other_models_are_refused(tmp_path: Path) -> None:
     """Other programs take the projector of another model: gpustack/gpustack#2261."""
     wide = read_projector(small(tmp_path, "gemma3", text_width=128))
-    assert "rows have 128 numbers, but the model's have 96" in unfit(wide, tiny_text_model(tmp_path, "gemma3"))
+    assert "embeddings have 128 numbers, but the model's have 96" in unfit(wide, tiny_text_model(tmp_path, "gemma3"))
     same_width = read_projector(small(tmp_path, "gemma3"))
     model = tiny_text_model(tmp_path, "internvl")
     assert "the vocabulary of the model lacks <start_of_image>" in unfit(same_width, model)
