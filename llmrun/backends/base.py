@@ -400,7 +400,7 @@ class Backend(Protocol):
 
     @property
     def vision(self) -> Vision | None:
-        """The encoder for images, or None if `OpenOptions.mmproj` is empty."""
+        """The vision encoder, or None if `OpenOptions.mmproj` is empty."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...

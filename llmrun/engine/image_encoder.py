@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from llmrun.formats.images.decoding import ImageDecoder
     from llmrun.model.vision.layout import Projector
 
-_MOST_BYTES: Final = 256 << 20  # 280 rows of 2,560 numbers are 2.9 MB
+_MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
-_TEXT_ROWS: Final = 8  # at most so many rows of text take as long as encoding a row of an image
+_TEXT_ROWS: Final = 8  # at most this many rows of text take as long as encoding one row of an image
 
 
 class RecentRows:
-    """The embeddings of recent images, which are forgotten in the order of their last use.
+    """The embeddings of recent images. The least recently used ones are forgotten first.
 
     The scope of a request's prefixes is part of the key, because the time to the first token would reveal whether
     somebody else sent the same image.
@@ -48,7 +48,7 @@ class RecentRows:
         return (scope, image.key) in self._rows
 
     def add(self, scope: str, image: PromptImage, rows: NDArray[np.float32]) -> None:
-        """Keep the embeddings of an image. The oldest ones are forgotten if all take too much memory."""
+        """Keep the embeddings of an image. If all of them take too much memory, forget the least recently used ones."""
         self._rows[scope, image.key] = rows
         while sum(each.nbytes for each in self._rows.values()) > self._most_bytes:
             self._rows.popitem(last=False)
@@ -61,7 +61,7 @@ class RecentRows:
 class ImageEncoder:
     """Encodes the next image of the running requests.
 
-    on_encode    called before an image is encoded with the rows of text that take as long at most
+    on_encode    called before an image is encoded, with the maximum number of rows of text that take as long
     encoding     the id of the request whose image is being encoded, or None
     row_seconds  how long a row of an image takes, or 0 until an image was encoded
     """
@@ -106,7 +106,7 @@ class ImageEncoder:
     def encode(self, answer: Answer, depth: int) -> None:
         """Encode the next image of a request that has `depth` tokens in the cache.
 
-        Raises Cancelled, BackendCrashed, and LlmrunError if the image or the encoder is to blame.
+        Raises Cancelled, BackendCrashed, and LlmrunError if the image or the encoder fails.
         """
         assert answer.images is not None, "the request has images"
         index = answer.images.needed(depth, depth + MOST_ROWS)
@@ -128,7 +128,7 @@ class ImageEncoder:
         self.row_seconds += weight * (seconds / image.layout.rows - self.row_seconds)
 
     def expected_seconds(self, answer: Answer, depth: int) -> float:
-        """Return how long the images after a position of a prompt will probably take. Thread-safe."""
+        """Return how long encoding the images after a position of a prompt will probably take. Thread-safe."""
         if answer.images is None:
             return 0.0
         unknown = [

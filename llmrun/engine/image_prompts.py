@@ -2,7 +2,7 @@
 
 Templates write the placeholder of their model family for a part of the type "image". Only placeholders that the
 template itself wrote are replaced: those in messages are protected, like control strings. Templates that ignore such
-parts, or that need texts as content, get a mark in the text instead, which nobody can guess.
+parts, or that need texts as content, get an unguessable mark in the text instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ImageMarks:
 
     @property
     def may_be_parts(self) -> bool:
-        """False if texts of a message contain a control string or placeholder only once a template has joined them."""
+        """False if texts of a message form a control string or placeholder when a template joins them."""
         texts = [[*map(_text_of, _parts_of(message))] for message in self._prompt.messages]
         return all(self.protect("".join(own)) == "".join(map(self.protect, own)) for own in texts)
 
@@ -102,7 +102,7 @@ class ImageMarks:
 
     def tokens(self, rendered: str) -> tuple[list[int], PromptImages]:
         """Turn a rendered text with marks into tokens. Raises UsageError for an image that cannot be read."""
-        pieces = self._mark.split(rendered)  # texts and the numbers of images take turns
+        pieces = self._mark.split(rendered)  # texts alternate with the numbers of images
         images = []
         for number in map(int, pieces[1::2]):
             part = self._parts[number]

@@ -1,4 +1,4 @@
-"""The rows of images in a prompt: under which numbers they are cached, their embeddings, and their positions.
+"""The rows of images in a prompt: their numbers in the cache, their embeddings, and their positions.
 
 In the tokens of a prompt, IMAGE_ROW stands for each row. In slots and saved states, a row has a negative number
 instead, which is a hash of the file of the image, its layout, the projector and the row's index, so that a prefix never
@@ -129,8 +129,8 @@ class PromptImages:
     def step_end(self, depth: int, end: int) -> int:
         """Return where a step that begins at position `depth` should end, given that it should end at `end`.
 
-        A step has only rows whose embeddings are known. A tile that is not causal is in one step, even if the step
-        becomes longer.
+        A step has only rows whose embeddings are known. A tile that is not causal is never divided, even if the
+        step becomes longer.
         """
         for tile in self._from(depth):
             if tile.start >= end:
@@ -196,7 +196,7 @@ class PromptImages:
         return found
 
     def ahead(self, start: int, end: int) -> NDArray[np.int32]:
-        """Return how many following rows each row between two positions attends to. Tiles are in one step."""
+        """Return how many following rows each row between two positions attends to. Each tile is in one step."""
         found = np.zeros(end - start, np.int32)
         for tile in self._from(start):
             if tile.start >= end:
@@ -211,8 +211,8 @@ class PromptImages:
     def rope_positions(self, start: int, end: int) -> NDArray[np.int32]:
         """Return the RoPE positions in time, height and width of the rows between two positions, int32[rows, 3].
 
-        An image at position p has the time p, and its rows and columns are counted from p. The text after it goes on at
-        the first position beyond the image.
+        An image at position p has the time p, and its rows and columns are counted from p. The text after the image
+        continues at the first position beyond the image.
         """
         prompt = self._prompt_positions
         known = prompt[start:end]

@@ -1,6 +1,6 @@
-"""The sentences that refuse images in prompts.
+"""The errors for images in prompts.
 
-Importing this module is fast, because the server and the command line refuse images with the same sentences.
+Importing this module is fast, because the server and the command line use the same errors.
 """
 
 from __future__ import annotations

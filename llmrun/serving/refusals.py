@@ -82,7 +82,7 @@ def context_header(context: int) -> Mapping[str, str]:
 
 
 def image_words(images: Iterable[SeenImage]) -> str:
-    """Describe how the model sees images, as in "4032x3024 shrunk to 896x672, 252 tokens; 32x32, 1 token"."""
+    """Describe how the model sees images, as in "4032x3024 shrunk to 896x896, 256 tokens; 32x32, 1 token"."""
     return "; ".join(map(_image_words, images))
 
 

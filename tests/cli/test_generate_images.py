@@ -72,7 +72,7 @@ def test_several_samples_see_the_same_image(files: Path) -> None:
 
 
 @pytest.mark.push
-def test_scaling_down_is_told(files: Path) -> None:
+def test_scaling_down_is_reported(files: Path) -> None:
     (files / "big.png").write_bytes(png(plain(700, 600)))
     _, notes = seen(files, "--image", "big.png", "what?")
     assert "note: big.png: scaled down from 700x600 to 512x512 pixels for the model (256 tokens)" in notes
@@ -115,7 +115,7 @@ def test_a_model_without_a_projector_refuses_images(files: Path) -> None:
 
 
 @pytest.mark.push
-def test_a_name_in_the_prompt_is_text_and_told(files: Path) -> None:
+def test_a_name_in_the_prompt_is_text_with_a_note(files: Path) -> None:
     """ollama/ollama#7804: a path in the prompt was silently sent as text."""
     answer, notes = seen(files, "what is in ./cat.png?")
     assert answer == "You said: what is in ./cat.png?"

@@ -65,12 +65,12 @@ def test_show_says_why_a_projector_is_not_used(model: Path) -> None:
 
 
 def test_fit_adds_the_projector(model: Path) -> None:
-    (with_eyes,) = json.loads(run("fit", str(model), "--json")[0])["models"][0]["quantizations"]
+    (with_projector,) = json.loads(run("fit", str(model), "--json")[0])["models"][0]["quantizations"]
     model.with_name(NAMES[1]).rename(model.with_name("hidden"))
     (without,) = json.loads(run("fit", str(model), "--json")[0])["models"][0]["quantizations"]
-    added = with_eyes["memory_of_vision"]
+    added = with_projector["memory_of_vision"]
     assert added > 1_500_000
-    assert with_eyes["memory_needed"] - without["memory_needed"] == added
+    assert with_projector["memory_needed"] - without["memory_needed"] == added
     assert without["memory_of_vision"] == 0
 
 

@@ -55,7 +55,7 @@ def test_other_files_are_not_taken(other: str) -> None:
     assert found(MODEL, other) == []
 
 
-def test_importance_matrices_of_projectors_are_no_models() -> None:
+def test_importance_matrices_of_projectors_are_not_models() -> None:
     assert models_among([MODEL, "mmproj-gemma-3-4b-it-F16.imatrix.gguf"]) == {MODEL: (MODEL,)}
 
 

@@ -87,7 +87,7 @@ def test_base64_never_becomes_text_of_the_prompt(server: RunningServer) -> None:
     assert (base64_of(RED)[:12] in json.dumps([*counted.messages]), [*counted.images]) == (False, [key_of(RED)])
 
 
-def test_models_say_that_they_see(server: RunningServer) -> None:
+def test_models_say_that_they_read_images(server: RunningServer) -> None:
     assert server.send("GET", "/v1/models").json["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
     assert server.send("GET", "/props").json["modalities"]["vision"] is True
     assert "vision" in server.send("POST", "/api/show", {"model": "fake"}).json["capabilities"]

@@ -1,8 +1,8 @@
 """Encodes images with llama.cpp's libmtmd, in the process that runs llama.cpp (worker.py).
 
 libmtmd's own preprocessing is not used: llmrun scales images as the models' processors do, and libmtmd does not resize
-an image that has a target size already. Each tile is an image of its own for libmtmd, and the token limits allow every
-tile. The text that libmtmd adds around images is ignored, because our tokenizer writes all text.
+an image that already has its target size. Each tile is an image of its own for libmtmd, and the token limits allow
+every tile. The text that libmtmd adds around images is ignored, because our tokenizer writes all text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from llmrun.backends.llama.probe import LIBRARY_FOLDER
 
 _STOPPED, _FAILED = 2, -1
 _LIBRARY_VARIABLE = "MTMD_CPP_LIB"  # llama-cpp-python's variable for the folder of libmtmd
-# How often to look at the stop flag, in nodes of the graph. Each look waits for the computed nodes, and a layer has
-# about 25 of them.
+# Nodes of the graph between two checks of the stop flag. Each check waits until the nodes are computed, and a layer has
+# about 25 nodes.
 _NODES_BETWEEN_LOOKS = 16
 
 
@@ -45,7 +45,7 @@ class Encoder:
     def open(self, path: str, model: Any, threads: int, use_gpu: bool, most_rows: int) -> dict[str, Any]:
         """Load a projector, and return what libmtmd knows about it, or {} if loading fails.
 
-        most_rows  the most rows of a tile
+        most_rows  maximum number of rows of a tile
         """
         self._open_on_cpu = partial(self.open, path, model, threads, False, most_rows) if use_gpu else None
         parameters = self._mtmd.mtmd_context_params_default()
@@ -73,7 +73,8 @@ class Encoder:
     def encode(self, memory: Any, width: int, height: int, rows: int, row_width: int) -> tuple[int, str]:
         """Replace the pixels of a tile, uint8[height, width, 3], with its rows, float32[rows, row width].
 
-        Returns 0, or 2 if the encoder was stopped, or -1 for other errors, with the error if it is not in the log.
+        Returns the status (0, 2 if the encoder was stopped, or -1 for other errors), and the error if it is not in the
+        log.
         """
         mtmd = self._mtmd
         bitmap = mtmd.mtmd_bitmap_init(width, height, ctypes.cast(memory, ctypes.POINTER(ctypes.c_uint8)))

@@ -125,7 +125,7 @@ def rows_at_once(projector: ProjectorFile | None) -> int:
 
 
 def beside_encoder(free: Sequence[int], projector: ProjectorFile | None) -> list[int]:
-    """Return the free bytes on each GPU that an encoder of images leaves, because libmtmd uses the first GPU."""
+    """Return the free bytes on each GPU besides the vision encoder, for which libmtmd uses the first GPU."""
     return [max(0, free[0] - projector.memory_bytes), *free[1:]] if projector is not None and free else list(free)
 
 

@@ -1,4 +1,4 @@
-"""The encoder for images in llama.cpp, as the engine sees it, and the order in which image rows are run."""
+"""The vision encoder in llama.cpp, as the engine sees it, and the order in which image rows are run."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def image_groups(batch: Batch, most_rows: int) -> Iterator[tuple[int, NDArray[np
     """Yield the rows that run at the same time, in order, with their kind (messages.py).
 
     Each image whose rows attend to each other in both directions is a group of its own. The rows of a sequence stay in
-    order, because the levels of its rows never decrease, and text has even levels, images odd ones.
+    order, because the levels of its rows never decrease. Text has even levels, and images have odd ones.
 
-    most_rows  the most rows of an image whose rows attend to each other
+    most_rows  maximum number of rows of an image whose rows attend to each other
     """
     if batch.embeds is None:
         yield TOKENS, np.arange(len(batch.tokens))

@@ -329,7 +329,7 @@ class LlamaWorker:
         """Open a projector for the open model. If this fails, the answer's `failed` is libmtmd's error message.
 
         gpu_bytes  the GPU memory that the encoder needs, or None to use only the CPU
-        most_rows  the most rows of a tile
+        most_rows  maximum number of rows of a tile
         """
         from llmrun.backends.llama.mtmd import Encoder
 

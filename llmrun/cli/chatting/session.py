@@ -168,7 +168,7 @@ class Chat:
             self.ask(images + block)
         elif command := _COMMAND.fullmatch(typed):
             if self.images.within(command["argument"]):
-                raise UsageError(f"/{command['name']}: images can be only in questions", hint="/image FILE adds one")
+                raise UsageError(f"/{command['name']}: only questions can have images", hint="/image FILE adds one")
             self.offer(images)
             self._run_command(self, command["name"], command["argument"].strip())
         elif line.startswith("/"):

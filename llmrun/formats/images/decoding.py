@@ -14,12 +14,12 @@ from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, Proces
 from llmrun.formats.images.header import ImageHeader, broken, read_header, truncated
 from llmrun.formats.images.scaling import Box, Scaled
 
-_CPU_S, _CPU_S_PER_PIXEL = 5.0, 0.5e-6  # ten times what this takes on a slow machine
+_CPU_S, _CPU_S_PER_PIXEL = 5.0, 0.5e-6  # ten times the time that decoding takes on a slow machine
 _WALL_PER_CPU_S = 6  # wall-clock seconds allowed per second of CPU time, for busy machines
-_MEMORY = 400_000_000  # without the pictures, but with Python, NumPy and the file
+_MEMORY = 400_000_000  # for Python, NumPy and the file, but not for the pictures
 _MEMORY_PER_PIXEL = {"PNG": 14, "JPEG": 16, "WEBP": 24, "GIF": 10, "BMP": 10}  # libwebp keeps four copies
-_USUAL_PIXELS = 16 << 20  # limits below those of such images would only make the process start again more often
-_OUTPUT = 1 << 16  # without the tiles
+_USUAL_PIXELS = 16 << 20  # with lower limits for smaller images, the process would only start again more often
+_OUTPUT = 1 << 16  # bytes of an answer, besides the tiles
 
 
 class Decoded(Struct, frozen=True):
@@ -44,7 +44,7 @@ class ImageDecoder(IsolatedProcess):
 
         data    the whole file
         place   where the image is from, as in `read_header`
-        Raises UsageError if the file is to blame, and LlmrunError if the process fails for another reason.
+        Raises UsageError if the file cannot be decoded, and LlmrunError if the process fails for another reason.
         """
         header = read_header(data, place)
         shapes = [_shape(box) for one in scaled for box in one.boxes]

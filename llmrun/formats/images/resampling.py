@@ -23,7 +23,7 @@ _Floats = NDArray[np.float64]
 
 _SCALE: Final = 1 << 22  # the factor of the integer coefficients
 _BLOCK: Final = 16  # columns or rows of the result per matrix product; larger blocks multiply more zeros
-_BAND_BYTES: Final = 4 << 20  # of the float64 pixels per matrix product; smaller bands need too many calls of NumPy
+_BAND_BYTES: Final = 4 << 20  # float64 pixels per matrix product; smaller bands need too many calls of NumPy
 
 
 def tiles(picture: Picture, scaled: Sequence[Scaled]) -> list[Picture]:
@@ -42,8 +42,8 @@ def tiles(picture: Picture, scaled: Sequence[Scaled]) -> list[Picture]:
 def resized(picture: Picture, width: int, height: int, name: Filter) -> Picture:
     """Return a picture stretched to a size.
 
-    The order of the directions matters, because the pixels are rounded in between. It is that of Pillow 13; Pillow 12
-    always begins with the columns.
+    The order of the directions matters, because the pixels are rounded in between. Pillow 13 uses the same order, while
+    Pillow 12 always begins with the columns.
     """
     rows, columns = len(picture) - height, picture.shape[1] - width  # how much smaller the result is
     if rows > max(0, 2 * columns):
@@ -104,7 +104,7 @@ def _blocks(size: int, new_size: int, name: Filter) -> Iterator[tuple[int, int, 
         block = slice(begin, begin + _BLOCK)
         start, width = int(first[begin]), min(size, int(pixels[block].max()) + 1) - int(first[begin])
         matrix = np.zeros((len(first[block]), width))
-        inside = pixels[block] < size  # the coefficients behind the last pixel are 0
+        inside = pixels[block] < size  # the coefficients beyond the last pixel are 0
         matrix[np.nonzero(inside)[0], pixels[block][inside] - start] = coefficients[block][inside]
         yield begin, start, matrix
 

@@ -1,4 +1,4 @@
-"""What a model sees of an image: the image in one or more sizes, from each of which boxes are cut."""
+"""Describes what a model sees of an image: the image in one or more sizes, from each of which boxes are cut."""
 
 from __future__ import annotations
 

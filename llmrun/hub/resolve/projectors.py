@@ -49,7 +49,9 @@ def _chosen(model: Path, settings: Settings, name: str, wanted: bool, needed: bo
     asked = settings.mmproj
     if asked == MMPROJ_OFF:
         if needed:
-            raise UsageError(f"{name}: images need the projector", hint='leave out --no-mmproj, or the setting mmproj = "off"')
+            raise UsageError(
+                f"{name}: images need the projector", hint='leave out --no-mmproj, or the setting mmproj = "off"'
+            )
         return None
     if asked is not None and is_stand_in(settings.backend):
         return Path(asked)

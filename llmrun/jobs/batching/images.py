@@ -79,8 +79,7 @@ class ImageFolder:
 def with_files(
     body: Mapping[str, Any], folder: ImageFolder | None
 ) -> tuple[Mapping[str, Any], Mapping[str, ImageFile], bool]:
-    """Return a body with references in place of the names of files, the files by their references, and whether the body
-    has any image.
+    """Return a body with references in place of file names, the files by reference, and whether there are images.
 
     Raises UsageError for a file that cannot be used, and for the name of a file if there is no folder.
     """

@@ -1,4 +1,4 @@
-"""What all families of vision encoders have in common: sizes, limits, and pieces of layouts."""
+"""The base class of all families of vision encoders: sizes, limits, and pieces of layouts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SCALE_FACTOR, MERGE_SIZE = "clip.vision.projector.scale_factor", "clip.vision.sp
 
 
 class Sizes(Struct, frozen=True):
-    """The numbers of a projector's file that decide layouts.
+    """The numbers of a projector's file that determine layouts.
 
     image_size    the side of a square image or tile, in pixels
     patch_size    the side of a patch, in pixels
     merge         patches per row of embeddings, in each direction
-    longest_edge  the longer side of an image before it is cut into tiles, or 0 if the file does not say it
-    least_tiles, most_tiles  without the overview, or 0 if the file does not say them
+    longest_edge  the longer side of an image before it is cut into tiles, or 0 if the file does not specify it
+    least_tiles, most_tiles  without the overview, or 0 if the file does not specify them
     """
 
     image_size: int

@@ -31,7 +31,7 @@ class Rows(Struct, frozen=True):
 
 
 class ImageLayout(Struct, frozen=True):
-    """All that follows from the size of an image.
+    """How a model sees an image, which follows from the image's size.
 
     pieces  in the order of the prompt; they replace the placeholder that the chat template wrote
     scaled  the sizes and boxes that the encoder needs
@@ -50,7 +50,7 @@ class ImageLayout(Struct, frozen=True):
 
 
 class Projector(Protocol):
-    """An encoder of images and its projector.
+    """A projector, which contains the vision encoder.
 
     family        the name in the key `clip.projector_type`, such as "gemma3"
     row_width     numbers per row: the width of the text model's embeddings, times 1 + the number of deepstack layers

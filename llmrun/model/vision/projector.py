@@ -65,9 +65,9 @@ class ProjectorFile(Struct, frozen=True):
     unit           the side of the square that becomes one row, in pixels
     markers        control tokens that the text model must have
     uses_mrope     True if the text model must have M-RoPE
-    deepstack      layers of the text model that a part of each row is added to
+    deepstack      number of the text model's layers to which a part of each row is added
     weight_bytes   the size of all tensors. libmtmd also loads an encoder for audio, if the file has one
-    patches_per_row, patch_bytes  patches of the encoder that become one row, and about the memory that each needs
+    patches_per_row, patch_bytes  patches of the encoder that become one row, and roughly the memory that each needs
     layouts        the family, with its limits
     """
 
@@ -97,7 +97,7 @@ class ProjectorFile(Struct, frozen=True):
         return self.weight_bytes + self.working_bytes(min(self.most_rows, _USUAL_IMAGE))
 
     def working_bytes(self, most: int) -> int:
-        """Return about how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""
+        """Return roughly how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""
         patches = most * self.patches_per_row
         # Windows need a mask of patches by patches, in float32 and in float16.
         mask = 6 * patches**2 if self.family == _WITH_WINDOWS else 0
@@ -121,7 +121,7 @@ def read_projector(path: Path, *, least: int | None = None, most: int | None = N
 
 
 def check_projector(projector: ProjectorFile, model: GGUFFile) -> None:
-    """Raise ModelFileError unless the rows of the projector fit the model, and its vocabulary has the markers."""
+    """Raise ModelFileError unless the projector's rows fit the model, and the model's vocabulary has the markers."""
     architecture = model.string("general.architecture")
     width = model.integer(f"{architecture}.embedding_length", minimum=1)
     parts = 1 + model.integer(f"{architecture}.n_deepstack_layers", 0, minimum=0)

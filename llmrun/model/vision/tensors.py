@@ -1,6 +1,6 @@
 """The tensors of a projector's file, which are checked by name and shape.
 
-libmtmd reports only the first missing tensor of some, and ends the process for tensors of a wrong shape.
+libmtmd reports only some missing tensors, one at a time, and ends the process if a tensor has a wrong shape.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _OTHERS: Final = {
 # Older converters exchanged the names of the two matrices.
 _EXCHANGED: Final = ("gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "idefics3")
 _WITHOUT_SUFFIX: Final = (".bias", ".weight.1", "class_embd", "img_break")
-# What libmtmd needs only if several patches become one row
+# Tensors that libmtmd needs only if several patches become one row
 _MERGED: Final = {"pixtral": "mm.input_norm:w mm.patch_merger:m,w"}
 _CONVOLVED, _ADDED = ("F32", "F16"), ("F32",)
 
@@ -82,7 +82,7 @@ class Widths(Struct, frozen=True):
 
 
 def check_tensors(file: GGUFFile, family: str, known: Mapping[str, int]) -> Widths:
-    """Check the tensors of the vision encoder, and return the widths that they decide.
+    """Check the tensors of the vision encoder, and return the widths that they determine.
 
     known  the sizes that the metadata implies: w (width), q, k and h (queries, keys, one head), p (side of a patch),
            n (patches of a fixed size), g (patches per row, in each direction), positions (how many a table for each
@@ -144,7 +144,7 @@ def _check(file: GGUFFile, name: str, letters: list[str], sizes: dict[str, int])
     tensor = file.tensors[name]
     found, wanted = trimmed(tensor.shape), []
     for position, letter in enumerate(letters):
-        # The first tensor with a size that the metadata does not imply decides it.
+        # If the metadata does not imply a size, the first tensor with this size determines it.
         seen = found[position] if position < len(found) else 1
         wanted.append(int(letter) if letter.isdigit() else sizes.setdefault(letter, seen))
     if found != trimmed(tuple(wanted)):

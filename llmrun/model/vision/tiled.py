@@ -47,7 +47,7 @@ class Idefics3(Family):
     merge_key, usual_merge = SCALE_FACTOR, 1
     markers = ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>")
 
-    _USUAL_EDGE, _MOST_TILES = 4, 16  # tiles of the longer side, for files that do not say it, and at most
+    _USUAL_EDGE, _MOST_TILES = 4, 16  # tiles of the longer side: for files that do not specify it, and the maximum
     _MOST_EDGE = 4096  # pixels
 
     def __init__(self, sizes: Sizes, limits: Limits) -> None:

@@ -204,7 +204,7 @@ class Pixtral(Family):
         edge = self.sizes.image_size
         while True:
             ratio = max(width / edge, height / edge, 1.0)
-            # transformers rounds very narrow sides to 0, and fails.
+            # Here, transformers rounds very narrow sides to 0, and fails.
             columns, rows = (-(-max(1, math.floor(side / ratio)) // unit) for side in (width, height))
             if most is None or _with_breaks(columns, rows) <= most or edge <= unit:
                 return columns, rows
@@ -218,8 +218,8 @@ def _with_breaks(columns: int, rows: int) -> int:
 def aligned_size(width: int, height: int, unit: int, least: int, most: int, *, narrowest: int = 1) -> tuple[int, int]:
     """Return the size closest to that of an image whose sides are multiples of `unit`, with `least` to `most` units.
 
-    Images with narrow sides may have more units. This is `smart_resize` of transformers, where `narrowest` differs: how
-    many units a side has at least before the limits are applied.
+    Images with narrow sides may have more units. This is `smart_resize` of transformers, except for
+    `narrowest`, the minimum number of units of a side before the limits are applied.
     """
     columns, rows = (max(narrowest, round(side / unit)) for side in (width, height))
     if columns * rows > most:

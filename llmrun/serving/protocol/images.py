@@ -64,7 +64,7 @@ class InputImagePart(TypedDict, total=False):
 
 
 class ResultFile(TypedDict):
-    """An image, in the same form as in messages, or a file. Models get a note in place of files that they cannot read.
+    """An image, as in messages, or a file. Models get a note in place of files that they cannot read.
 
     Errors would end an agent's conversation, because all later requests contain the file again.
     """

@@ -1,4 +1,4 @@
-"""Tests of the scripted encoder for images."""
+"""Tests of the scripted vision encoder."""
 
 from __future__ import annotations
 

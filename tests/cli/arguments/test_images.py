@@ -170,7 +170,7 @@ def test_paths_are_unescaped_as_in_a_shell() -> None:
     ],
 )
 @posix
-def test_names_of_images_in_a_prompt_are_told(
+def test_names_of_images_in_a_prompt_get_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, text: str, notes: list[str]
 ) -> None:
     """ollama/ollama#7804, #10333 and #15711 report paths that were silently sent as text."""
@@ -182,7 +182,7 @@ def test_names_of_images_in_a_prompt_are_told(
     assert all(note in line for note, line in zip(notes, told, strict=True))
 
 
-def test_every_loss_of_detail_is_told(capsys: Capture) -> None:
+def test_every_loss_of_detail_is_reported(capsys: Capture) -> None:
     """lmstudio-ai/lmstudio-bug-tracker#941, #990 and #880 report images that were silently scaled down."""
     layout = ImageLayout((Rows(0, 256, 16, 16),), (), 512, 512)
 

@@ -136,7 +136,7 @@ def test_commands_take_no_images(capsys: Capture) -> None:
         [image] = given("dog.png")
         found.run(lambda: f"/system see {found.chat.images.add(image)}")
         assert found.chat.conversation.system is None
-    assert "/system: images can be only in questions" in capsys.readouterr().err
+    assert "/system: only questions can have images" in capsys.readouterr().err
 
 
 def test_undo_puts_images_back() -> None:
@@ -253,7 +253,7 @@ def test_after_clear_any_model_can_be_used() -> None:
         assert found.chat.model == "blind"
 
 
-def test_scaling_is_told_once(capsys: Capture) -> None:
+def test_scaling_is_reported_once(capsys: Capture) -> None:
     Path("big.png").write_bytes(png(plain(800, 600)))
     with seeing() as found:
         found.run("/image big.png", "what?", "and?", "/image big.png", "again?", "/retry")
@@ -278,13 +278,13 @@ def test_paths_are_completed() -> None:
         assert [*image_choices(found.chat, "no-such-folder/")] == []
 
 
-def test_an_image_without_a_question_is_told(capsys: Capture) -> None:
+def test_an_image_without_a_question_gets_a_note(capsys: Capture) -> None:
     with seeing(interactive=False) as found:
         found.run("/image dog.png")
     assert "the model has not seen it" in capsys.readouterr().err
 
 
-def test_a_full_context_tells_the_tokens_of_images(capsys: Capture) -> None:
+def test_a_full_context_reports_the_tokens_of_images(capsys: Capture) -> None:
     Path("big.png").write_bytes(png(plain(800, 600)))
     with seeing() as found:
         found.run("/set ctx_size 100", "/image big.png", "what?", "hi")

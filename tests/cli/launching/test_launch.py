@@ -357,4 +357,4 @@ def test_agents_get_images_only_on_request() -> None:
 
     assert "--no-mmproj" in flags(None)
     assert "--no-mmproj" in flags("off")
-    assert flags("eyes.gguf")[-2:] == ["--mmproj", "eyes.gguf"]
+    assert flags("vision.gguf")[-2:] == ["--mmproj", "vision.gguf"]

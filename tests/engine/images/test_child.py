@@ -121,7 +121,7 @@ def test_misses_name_the_image_that_differs(server: Server) -> None:
     assert taken.prefix.where == "message 1 (user)"
 
 
-def test_facts_tell_that_the_model_sees_images(server: Server) -> None:
+def test_facts_say_whether_the_model_reads_images(server: Server) -> None:
     without = Engine(ScriptedBackend(path=Path("model.json")))
     facts = describe(without, Open("model.json", options=OpenOptions(backend="scripted").portable()))
     without.close()

@@ -154,7 +154,7 @@ def test_preempted_requests_encode_nothing_again(tmp_path: Path) -> None:
         assert answer.text == f"You said: {text * 20}[4 rows of #{color}]?"
 
 
-def test_timings_tell_the_encoding_apart(tmp_path: Path) -> None:
+def test_timings_separate_the_encoding(tmp_path: Path) -> None:
     sight = Sight(tmp_path, {"encode_seconds": 0.15})
     [answer] = answer_all(sight.engine, [ask([FILES[0], FILES[1], FILES[0], "?"])])
     timings = answer.finished.timings

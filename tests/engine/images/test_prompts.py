@@ -186,7 +186,7 @@ def test_detail_chooses_the_number_of_tokens(tmp_path: Path) -> None:
     assert counts[1] - counts[0] == 99
 
 
-def test_too_long_prompts_tell_the_tokens_of_each_image(tmp_path: Path) -> None:
+def test_errors_for_long_prompts_list_tokens_of_images(tmp_path: Path) -> None:
     sight = Sight(tmp_path, context_size=256)
     with pytest.raises(ContextExceeded, match="prompt does not fit") as caught:
         sight.engine.prepare(ask([png(plain(512, 512)), RED_FILE, png(plain(320, 320))]))

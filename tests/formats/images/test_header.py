@@ -89,7 +89,7 @@ def test_other_formats_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"hello", b"BMW is a car", b"RIFF\x08\0\0\0WAVE", b"<html><svg>", bytes(100)])
-def test_other_files_are_no_images(data: bytes) -> None:
+def test_other_files_are_not_images(data: bytes) -> None:
     error = refusal(data)
     assert str(error) == "cat.png: not an image, or in an unknown format"
     assert error.hint == "images can be PNG, JPEG, WebP, GIF or BMP files"
@@ -102,7 +102,7 @@ def test_empty_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_the_first_bytes_tell_an_image(name: str) -> None:
+def test_images_are_recognized_by_their_first_bytes(name: str) -> None:
     assert looks_like_image(saved_as(name)[:64])
 
 

@@ -12,7 +12,7 @@ from llmrun.options.settings import MMPROJ_OFF
 from tests.support.hub.model_stores import Stores, gguf
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
-MODEL, EYES = gguf(), gguf(salt=1)
+MODEL, PROJECTOR = gguf(), gguf(salt=1)
 
 
 def in_folder(folder: Path, *names: str) -> list[Path]:
@@ -31,7 +31,7 @@ def test_the_projector_in_the_models_folder_is_found(tmp_path: Path) -> None:
 
 
 def test_a_named_file_is_used_as_it_is(tmp_path: Path) -> None:
-    model, other, beside = in_folder(tmp_path, "m.gguf", "eyes.gguf", "mmproj-x-F16.gguf")
+    model, other, beside = in_folder(tmp_path, "m.gguf", "vision.gguf", "mmproj-x-F16.gguf")
     assert projector_for(model, str(other)) == other
     assert projector_for(model, "MMPROJ-x-f16.gguf") == beside
     with pytest.raises(ModelNotFound, match=r"--mmproj: no\.gguf: no such file") as error:
@@ -82,13 +82,13 @@ def test_audio_projectors_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_any_folder_of_a_snapshot_may_have_the_projector(stores: Stores) -> None:
-    model, projector = stores.shared("o/n", {"Q4/m-Q4_K_M.gguf": MODEL, "mmproj-F16.gguf": EYES})
+    model, projector = stores.shared("o/n", {"Q4/m-Q4_K_M.gguf": MODEL, "mmproj-F16.gguf": PROJECTOR})
     assert projector_for(model) == projector
     assert projectors_of(model) == (projector,)
 
 
 def test_a_snapshot_may_use_the_projector_of_another_revision(stores: Stores) -> None:
-    old = stores.shared("o/n", {"m-Q4_K_M.gguf": gguf(salt=2), "mmproj-F16.gguf": EYES}, ref=None)[1]
+    old = stores.shared("o/n", {"m-Q4_K_M.gguf": gguf(salt=2), "mmproj-F16.gguf": PROJECTOR}, ref=None)[1]
     (model,) = stores.shared("o/n", {"m-Q4_K_M.gguf": MODEL}, number=2)
     assert projector_for(model) == old
     new = stores.shared("o/n", {"m-Q4_K_M.gguf": MODEL, "mmproj-F16.gguf": gguf(salt=3)}, number=3)[1]
@@ -97,23 +97,23 @@ def test_a_snapshot_may_use_the_projector_of_another_revision(stores: Stores) ->
 
 def test_other_repositories_are_not_searched(stores: Stores) -> None:
     (model,) = stores.shared("o/n", {"m-Q4_K_M.gguf": MODEL})
-    stores.shared("o/other", {"mmproj-m-F16.gguf": EYES})
+    stores.shared("o/other", {"mmproj-m-F16.gguf": PROJECTOR})
     assert projector_for(model) is None
 
 
 def test_ollamas_layer_is_the_projector(stores: Stores) -> None:
-    model = stores.ollama(MODEL, "sees", "4b", projectors=[EYES])
+    model = stores.ollama(MODEL, "sees", "4b", projectors=[PROJECTOR])
     other = stores.ollama(gguf(salt=5), "text", "4b")
     found = projector_for(model)
     assert found is not None
     assert found.parent == model.parent
-    assert found.read_bytes() == EYES
+    assert found.read_bytes() == PROJECTOR
     assert projector_for(other) is None
 
 
 def test_the_layer_of_ollama_that_fits_is_taken(stores: Stores, tmp_path: Path) -> None:
     text, sees = tiny_text_model(tmp_path, "gemma3"), tiny_projector(tmp_path, "gemma3")
-    model = stores.ollama(text.read_bytes(), "two", "4b", projectors=[EYES, sees.read_bytes()])
+    model = stores.ollama(text.read_bytes(), "two", "4b", projectors=[PROJECTOR, sees.read_bytes()])
     found = projector_for(model)
     assert found is not None
     assert found.read_bytes() == sees.read_bytes()
@@ -121,8 +121,8 @@ def test_the_layer_of_ollama_that_fits_is_taken(stores: Stores, tmp_path: Path) 
 
 def test_lm_studios_folder_is_searched(stores: Stores) -> None:
     model = stores.lm_studio("org/model/model-Q4_K_M.gguf", MODEL)
-    projector = stores.lm_studio("org/model/mmproj-model-F16.gguf", EYES)
-    stores.lm_studio("org/other/mmproj-model-F16.gguf", EYES)
+    projector = stores.lm_studio("org/model/mmproj-model-F16.gguf", PROJECTOR)
+    stores.lm_studio("org/other/mmproj-model-F16.gguf", PROJECTOR)
     assert projector_for(model) == projector
 
 
@@ -133,7 +133,7 @@ def test_a_link_leads_to_the_folder_of_the_file(stores: Stores, tmp_path: Path) 
     link.symlink_to(model)
     assert projector_for(link) == projector
     assert only_projectors_of(link) == ()
-    nearer = stores.own("mine.mmproj-F16.gguf", EYES)
+    nearer = stores.own("mine.mmproj-F16.gguf", PROJECTOR)
     assert projector_for(link) == nearer
     assert only_projectors_of(link) == (nearer,)
 

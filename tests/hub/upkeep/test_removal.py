@@ -378,46 +378,46 @@ def test_what_is_behind_a_link_in_our_folder_is_not_ours(stores: Stores, tmp_pat
 
 # --- projectors -------------------------------------------------------------------------------------------------------
 
-EYES = gguf(salt=9)
+PROJECTOR = gguf(salt=9)
 
 
 def test_the_last_model_takes_its_projector_along(stores: Stores) -> None:
-    files = {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO, "mmproj-F16.gguf": EYES}
+    files = {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO, "mmproj-F16.gguf": PROJECTOR}
     *_, projector = stores.shared("org/name", files)
     assert remove(removal_of(model("hf:org/name:Q4_0"))) == len(ONE)
     assert projector.exists(), "the other quantization needs it"
-    assert remove(removal_of(model("hf:org/name:Q8_0"))) == len(TWO) + len(EYES)
+    assert remove(removal_of(model("hf:org/name:Q8_0"))) == len(TWO) + len(PROJECTOR)
     assert not stores.repository("org/name").exists()
 
 
 def test_another_models_projector_stays(stores: Stores) -> None:
-    files = {"a-Q4_0.gguf": ONE, "b-Q4_0.gguf": TWO, "mmproj-a-F16.gguf": EYES, "mmproj-b-F16.gguf": gguf(salt=8)}
+    files = {"a-Q4_0.gguf": ONE, "b-Q4_0.gguf": TWO, "mmproj-a-F16.gguf": PROJECTOR, "mmproj-b-F16.gguf": gguf(salt=8)}
     _, _, its_own, other = stores.shared("org/name", files)
-    assert remove(removal_of(model("hf:org/name/a-Q4_0.gguf"))) == len(ONE) + len(EYES)
+    assert remove(removal_of(model("hf:org/name/a-Q4_0.gguf"))) == len(ONE) + len(PROJECTOR)
     assert not its_own.exists()
     assert other.exists()
 
 
 def test_a_newer_revision_keeps_the_projector_of_an_older_one(stores: Stores) -> None:
-    *_, projector = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": EYES}, ref="old")
+    *_, projector = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": PROJECTOR}, ref="old")
     stores.shared("org/name", {"m-Q4_0.gguf": TWO}, number=2)
     assert remove(removal_of(model("hf:org/name:Q4_0@old"))) == len(ONE)
     assert projector.exists()
-    assert remove(removal_of(model("hf:org/name:Q4_0"))) == len(TWO) + len(EYES)
+    assert remove(removal_of(model("hf:org/name:Q4_0"))) == len(TWO) + len(PROJECTOR)
     the_hubs_own_tool_finds_nothing_wrong(stores)
 
 
 def test_a_projector_in_our_own_folder_goes_with_its_model(stores: Stores) -> None:
     stores.own("mine.gguf", ONE)
     stores.own("mine-too.gguf", TWO)
-    stores.own("mine.mmproj-F16.gguf", EYES)
+    stores.own("mine.mmproj-F16.gguf", PROJECTOR)
     assert remove(removal_of(model("mine-too"))) == len(TWO)
-    assert remove(removal_of(model("mine"))) == len(ONE) + len(EYES)
+    assert remove(removal_of(model("mine"))) == len(ONE) + len(PROJECTOR)
     assert not list(stores.models.glob("*.gguf"))
 
 
 def test_pruning_keeps_the_only_projector(stores: Stores) -> None:
-    *_, old = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": EYES}, ref=None)
+    *_, old = stores.shared("org/name", {"m-Q4_0.gguf": ONE, "mmproj-F16.gguf": PROJECTOR}, ref=None)
     stores.shared("org/name", {"m-Q4_0.gguf": TWO}, number=2)
     for planned in prunings():
         assert isinstance(planned, Removal)

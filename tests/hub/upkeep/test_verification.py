@@ -161,12 +161,12 @@ def test_progress_ends_at_its_total(stores: Stores) -> None:
 
 
 def test_the_projector_is_verified_with_its_model(stores: Stores) -> None:
-    eyes = gguf(salt=9)
-    _, projector = stores.shared("org/name", {"m.gguf": ONE, "mmproj-F16.gguf": eyes})
-    digests = sha256(ONE), sha256(eyes)
+    projector_bytes = gguf(salt=9)
+    _, projector = stores.shared("org/name", {"m.gguf": ONE, "mmproj-F16.gguf": projector_bytes})
+    digests = sha256(ONE), sha256(projector_bytes)
     assert verdict() == VerificationResult("hf:org/name/m.gguf", digests, digests, 2, ())
-    assert known_digest(projector) == sha256(eyes)
-    projector.resolve().write_bytes(eyes[:-1] + b"?")
+    assert known_digest(projector) == sha256(projector_bytes)
+    projector.resolve().write_bytes(projector_bytes[:-1] + b"?")
     damaged = verdict()
     assert damaged.problems[0].startswith(f"{projector}: sha256 is ")
     assert damaged.has_other_bytes

@@ -140,7 +140,7 @@ def test_a_run_does_not_continue_with_other_images(options: CallOptions, tmp_pat
     assert files.run(FakeWorker(), options=options).is_complete
 
 
-def test_the_check_of_the_input_tells_whether_there_are_images(options: CallOptions, tmp_path: Path) -> None:
+def test_the_check_of_the_input_finds_images(options: CallOptions, tmp_path: Path) -> None:
     for lines, wanted in (
         ([{"prompt": "Hi"}], False),
         ([{"prompt": "Hi"}, {"prompt": "Which?", "images": ["red.png"]}], True),

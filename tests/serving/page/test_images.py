@@ -178,7 +178,7 @@ def test_only_images_can_be_added(chromium: Browser) -> None:
         attached(page, 1)
 
 
-def test_models_that_do_not_see_have_no_button(chromium: Browser) -> None:
+def test_models_that_read_only_text_have_no_button(chromium: Browser) -> None:
     other = FakeModel()
     other.facts = structs.replace(FACTS, name="blind")
     with seeing(others=[other]) as server:

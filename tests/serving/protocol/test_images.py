@@ -259,7 +259,7 @@ def test_text_models_get_notes_for_images_in_tool_results() -> None:
     assert (last(parsed), parsed.ignored) == (f"{NOTE}\ndot.png", ("messages[].images",))
 
 
-def test_seeing_models_get_notes_for_documents() -> None:
+def test_models_that_read_images_get_notes_for_documents() -> None:
     result = {
         "type": "tool_result",
         "tool_use_id": "a",

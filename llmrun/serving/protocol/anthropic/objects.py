@@ -86,7 +86,7 @@ class ImageBlock(_Block):
 
 
 class ResultFileBlock(_Block):
-    """An image, in the same form as in messages, or a document. Models get a note in place of files they cannot read.
+    """An image, as in messages, or a document. Models get a note in place of files that they cannot read.
 
     Errors would end an agent's conversation, because all later requests contain the file again.
     """

@@ -23,7 +23,7 @@ def test_the_list_has_all_models() -> None:
     )
 
 
-def test_models_that_see_images_say_so() -> None:
+def test_models_that_read_images_say_so() -> None:
     seeing = structs.replace(FACTS, sees_images=True)
     for facts, wanted in ((FACTS, ["text"]), (seeing, ["text", "image"])):
         assert model_body(facts, 1)["architecture"]["input_modalities"] == wanted
