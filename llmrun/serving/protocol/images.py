@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Final, Literal, Required, TypedDict
-from urllib.parse import unquote
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.images import check_count, without_projector
@@ -30,6 +29,8 @@ _REFUSED: Final = {
     "file": "this server opens no files for clients",
 }
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")  # converts the alphabet of URLs to the usual one
+_SPACES: Final = b" \t\n\r\v\f"
+_ESCAPES: Final = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}  # what clients escape in URLs
 _DETAILS: Final = {"low": "low", "high": "high", "original": "high"}
 
 Base64 = Annotated[str, Limits(1), Keywords({"contentEncoding": "base64"}), Expected("an image as base64")]
@@ -139,13 +140,16 @@ def _bytes_of(source: str, place: str) -> bytes:
     head, _, data = source.partition(",")
     if not head.rstrip().lower().endswith(";base64"):
         raise InvalidField(place, "the data URL has no base64", hint="write data:image/png;base64,...")
-    return _decoded(unquote(data) if "%" in data else data, place)
+    if "%" in data:  # `unquote` takes seconds and a gigabyte for a long text with many escapes
+        for escape, character in _ESCAPES.items():
+            data = data.replace(escape, character).replace(escape.lower(), character)
+    return _decoded(data, place)
 
 
 def _decoded(text: str, place: str) -> bytes:
     """Decode base64. As in many decoders, the padding may be missing, and line breaks have no effect."""
     try:
-        packed = b"".join(text.encode("ascii").split()).translate(_STANDARD).rstrip(b"=")
+        packed = text.encode("ascii").translate(_STANDARD, _SPACES).rstrip(b"=")
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
     except (UnicodeEncodeError, binascii.Error):
         raise InvalidField(place, "not valid base64", hint=AS_BASE64) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,16 @@ def test_everything_but_an_image_is_refused(source: str, words: str) -> None:
         error = caught.value
         assert (error.param, words in str(error)) == (place, True)
         assert len(f"{error} {error.hint}") < 300
+
+
+@pytest.mark.parametrize("source", ["AB " * 100_000, "data:;base64," + "%41B" * 100_000], ids=["spaces", "escapes"])
+def test_hostile_base64_takes_little_memory(source: str) -> None:
+    tracemalloc.start()
+    try:
+        refused(lambda: chat(image_url(source)))
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(source)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
