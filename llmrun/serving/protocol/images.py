@@ -9,14 +9,14 @@ from __future__ import annotations
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Final, Literal, Required, TypedDict
+from typing import Annotated, Any, Final, Literal, Required, TypedDict, TypeVar
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.images import check_count, without_projector
 from llmrun.engine.requests import ModelFacts
-from llmrun.formats.images.header import read_header
+from llmrun.formats.images.header import MOST_IMAGES, jpeg_segments, read_header, truncated
 from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, without_indexes
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 
@@ -75,21 +75,37 @@ class ResultFile(TypedDict):
 
 KeptResultFile = Annotated[ResultFile, KEPT]
 Part = dict[str, Any]
+T = TypeVar("T")
+_STEP: Final = 8  # images
 Piece = str | Part  # a text, or the part of a message that stands for an image
 
 
 class Images:
     """The images of one call.
 
+    An image in the result of a tool that cannot be used becomes a note to the model, because an error would end an
+    agent's conversation: all later requests contain the image again.
+
     files    as in ChatPrompt.images
     ignored  the paths of the fields of files that were left out of tool results, without indexes (used as a set)
     """
 
-    def __init__(self, facts: ModelFacts) -> None:
+    def __init__(self, facts: ModelFacts, left_out: int = 0) -> None:
+        """Begin without images. `left_out` is how many images in results become notes, the first ones first."""
         self._model, self.are_seen = facts.name, facts.sees_images
         self.files: dict[str, bytes] = {}
         self.ignored: dict[str, None] = {}
-        self._count = 0
+        self._count = self._in_results = 0
+        self._left_out = left_out
+
+    @property
+    def too_many_results(self) -> int:
+        """How many images in results must become notes, so that the others do not exceed the limit of a request.
+
+        The number grows in large steps, because the prompt after a new note must be processed again.
+        """
+        excess = self._count + self._in_results - MOST_IMAGES
+        return min(-(-excess // _STEP) * _STEP, self._in_results) if excess > 0 else 0
 
     def part(self, source: str, place: str, detail: str = "auto") -> Part:
         """Return the part of a message for an image. Raises InvalidField.
@@ -97,7 +113,9 @@ class Images:
         source  base64, or a data URL with base64
         place   the path of the field with the image
         """
-        data = self.file(source, place)
+        return self._part(self.file(source, place), detail)
+
+    def _part(self, data: bytes, detail: str = "auto") -> Part:
         key = hashlib.sha256(data).hexdigest()
         self.files[key] = data
         found = {"type": "image", "image": key}
@@ -110,24 +128,78 @@ class Images:
         self._count += 1
         try:
             check_count(self._count)
-            data = _bytes_of(source, place)
-            read_header(data, place)
+            return _checked(source, place)
         except InvalidField:
             raise
         except UsageError as error:
             raise InvalidField(place, str(error).removeprefix(f"{place}: "), hint=error.hint) from None
-        return data
 
-    def left_out(self, file: Mapping[str, Any], place: str) -> str:
-        """Return the note that replaces a file in the result of a tool."""
+    def result_piece(
+        self, file: Mapping[str, Any], place: str, source_of: Callable[[], tuple[str, str, Iterable[str]]]
+    ) -> Piece:
+        """Return an image in the result of a tool, or a note if the model cannot see it.
+
+        file       the part of the result
+        source_of  returns the source and the detail of the image, and the ignored fields. May raise InvalidField
+        """
+        if not self.are_seen:
+            return self.left_out(file, place)
+        if self._left_out:
+            self._left_out -= 1
+            return self.left_out(file, place, f"only the last images can be seen, at most {MOST_IMAGES}")
+        try:
+            source, detail, ignored = source_of()
+            data = _checked(source, place)
+            if _is_cut_off(data):
+                raise truncated(place)
+        except InvalidField as error:  # the hint is for the client
+            return self.left_out(file, place, str(error).removeprefix(f"{error.param}: "))
+        except UsageError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            return self.left_out(file, place, str(error).removeprefix(f"{place}: ") + hint)
+        self._in_results += 1
+        self.ignored |= dict.fromkeys(ignored)
+        return self._part(data, detail)
+
+    def left_out(self, file: Mapping[str, Any], place: str, reason: str = "") -> str:
+        """Return the note that replaces a file in the result of a tool. `reason` is why an image cannot be used."""
         self.ignored |= dict.fromkeys(without_indexes(f"{place}.{name}") for name in file if name != "type")
         kinds = "text and images" if self.are_seen else "text"
-        return f"[A file was left out, because this model can only read {kinds}.]"
+        why = (
+            f"An image was left out: {reason}"
+            if reason
+            else f"A file was left out, because this model can only read {kinds}"
+        )
+        return f"[{why}.]"
+
+
+def with_images(facts: ModelFacts, convert: Callable[[Images], T]) -> tuple[T, Images]:
+    """Return a converted conversation and its images. `convert` adds the images. Raises InvalidField."""
+    images = Images(facts)
+    found = convert(images)
+    if images.too_many_results:
+        images = Images(facts, images.too_many_results)
+        found = convert(images)
+    return found, images
 
 
 def unsupported_images(place: str, error: UsageError) -> InvalidField:
     """Return the error for a field with images that the model or the prompt cannot have."""
     return unsupported(place, str(error), hint=error.hint)
+
+
+def _checked(source: str, place: str) -> bytes:
+    data = _bytes_of(source, place)
+    read_header(data, place)
+    return data
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Return whether the end of a JPEG file is missing. In other formats, `read_header` notices this."""
+    if not data.startswith(b"\xff\xd8"):
+        return False
+    scan = max((at + length for _, at, length in jpeg_segments(data)), default=0)
+    return data.find(b"\xff\xd9", scan) < 0
 
 
 def _bytes_of(source: str, place: str) -> bytes:

@@ -20,6 +20,7 @@ from tests.support.protocol.answers import FACTS, SEED, llama_completion, sent
 from tests.support.serving.pictures import BLUE, RED, base64_of, bomb, data_url, part_of, png
 
 SEEING = structs.replace(FACTS, sees_images=True)
+JPEG = b"\xff\xd8\xff\xc0\0\x0b\x08\0\x01\0\x01\x01\x01\x11\0\xff\xda\0\x08\x01\x01\0\0\x3f\0pixels\xff\xd9"
 NOTE = "[A file was left out, because this model can only read text.]"
 
 
@@ -165,7 +166,6 @@ def test_everything_but_an_image_is_refused(source: str, words: str) -> None:
             lambda: response({"role": "user", "content": [{"type": "input_image", "image_url": source}]}),
             "input[0].content[0].image_url",
         ),
-        (lambda: tool_chat([image_url(source)]), "messages[2].content[0].image_url.url"),
         (
             lambda: message(block({"type": "base64", "media_type": "image/png", "data": source})),
             "messages[0].content[0].source.data",
@@ -205,8 +205,6 @@ def test_hostile_base64_takes_little_memory(source: str) -> None:
 )
 def test_sources_elsewhere_are_refused(source: dict[str, str]) -> None:
     assert refused(lambda: message(block(source))).param == "messages[0].content[0].source.type"
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [block(source)]}
-    assert refused(lambda: message(result)).param == "messages[0].content[0].content[0].source.type"
 
 
 def test_stored_files_are_refused() -> None:
@@ -253,6 +251,7 @@ def test_images_in_tool_results_reach_the_model() -> None:
     assert (last(parsed), prompt_of(parsed).messages[-1]["role"], parsed.ignored) == (wanted, "tool", ())
     result = {"type": "tool_result", "tool_use_id": "a", "content": [text("dot.png"), block(in_base64(RED))]}
     assert last(message(result)) == wanted
+    assert last(message({**result, "content": [block(in_base64(JPEG))]})) == [part_of(JPEG)]
     assert last(message({**result, "is_error": True})) == [text("Error: dot.png"), part_of(RED)]
     assert last(message({**result, "is_error": True, "content": [block(in_base64(RED))]})) == [
         text("Error:"),
@@ -268,6 +267,54 @@ def test_text_models_get_notes_for_images_in_tool_results() -> None:
     tool = {"role": "tool", "tool_name": "look", "content": "dot.png", "images": [base64_of(RED)]}
     parsed = ollama_chat({"role": "user", "content": "Hi"}, tool, facts=FACTS)
     assert (last(parsed), parsed.ignored) == (f"{NOTE}\ndot.png", ("messages[].images",))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (data_url(png()[:-4]), "the image file is truncated (download or save the image again)"),
+        (data_url(JPEG[:-2]), "the image file is truncated (download or save the image again)"),
+        (data_url(b"\0\0\0\x18ftypheic"), "HEIC files are not supported (convert it to JPEG, for"),
+        (data_url(bomb()), "the image is too large: 60,000 x 60,000 pixels"),
+        ("https://example.com/cat.png", "this server fetches no URLs."),
+        ("%", "not valid base64."),
+    ],
+)
+def test_seeing_models_get_notes_for_unusable_images(source: str, words: str) -> None:
+    """An error would end an agent's conversation, because all later requests contain the image again."""
+    parsed = tool_chat([text("dot.png"), image_url(source)])
+    assert last(parsed).startswith(f"dot.png\n[An image was left out: {words}")
+    assert parsed.ignored == ("messages[].content[].image_url",)
+    items: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+    ]
+    image = {"type": "input_image", "image_url": source}
+    parsed = response(*items, {"type": "function_call_output", "call_id": "a", "output": [image]})
+    assert last(parsed).startswith(f"[An image was left out: {words}")
+    data = source.removeprefix("data:image/png;base64,")
+    result = {"type": "tool_result", "tool_use_id": "a"}
+    parsed = message({**result, "content": [block({"type": "base64", "media_type": "image/png", "data": data})]})
+    assert last(parsed).startswith(f"[An image was left out: {words}")
+    tool = {"role": "tool", "tool_name": "look", "images": [source, base64_of(RED)]}
+    parsed = ollama_chat({"role": "user", "content": "Hi"}, tool)
+    assert last(parsed)[0]["text"].startswith(f"[An image was left out: {words}")
+    assert last(parsed)[1:] == [part_of(RED)]
+
+
+@pytest.mark.parametrize("source", [{"type": "url", "url": "https://example.com/cat.png"}, {"type": "file"}, {}, None])
+def test_notes_replace_images_elsewhere_in_results(source: Any) -> None:
+    parsed = message({"type": "tool_result", "tool_use_id": "a", "content": [block(source)]})
+    assert last(parsed).startswith("[An image was left out: ")
+
+
+def test_oldest_results_beyond_the_limit_become_notes() -> None:
+    results = [{"type": "tool_result", "tool_use_id": f"{n}", "content": [block(in_base64(RED))]} for n in range(33)]
+    note = "[An image was left out: only the last images can be seen, at most 32.]"
+    assert [each["content"] for each in prompt_of(message(*results[:32])).messages] == [[part_of(RED)]] * 32
+    assert [each["content"] for each in prompt_of(message(*results)).messages] == [note] * 8 + [[part_of(RED)]] * 25
+    asked = prompt_of(message(*results[:1], *[block(in_base64(BLUE))] * 32)).messages
+    assert (asked[0]["content"], len(asked[1]["content"])) == (note, 32)
 
 
 def test_models_that_read_images_get_notes_for_documents() -> None:

@@ -33,7 +33,7 @@ from llmrun.serving.protocol.anthropic.objects import (
 )
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.images import BETWEEN_PARTS, Images, Part, Piece, content_of, pieces_of
+from llmrun.serving.protocol.images import BETWEEN_PARTS, Images, Piece, content_of, pieces_of, with_images
 from llmrun.serving.protocol.openai.messages import (
     ToolOptions,
     chosen_tool,
@@ -247,7 +247,7 @@ def _user_messages_of(
         elif block["type"] == "text":
             pieces.append(block["text"])
         elif block["type"] == "image":
-            pieces.append(_image(block, images, at))
+            pieces.append(images.part(_data_of(block), f"{at}.source.data"))
         else:
             result = [*_result(block.get("content", ""), tools, images, f"{at}.content")]
             result = _as_error(result) if block.get("is_error") else result
@@ -266,10 +266,10 @@ def _as_error(result: Sequence[Piece]) -> list[Piece]:
     return [first if first.lower().startswith("error") else f"Error: {first}", *result[1:]]
 
 
-def _image(block: ImageBlock, images: Images, place: str) -> Part:
+def _data_of(block: ImageBlock) -> str:
     source = block["source"]
     assert source["type"] == "base64", "the declaration refuses other sources"
-    return images.part(source["data"], f"{place}.source.data")
+    return source["data"]
 
 
 def _result(content: ResultContent, tools: Mapping[str, AnthropicTool], images: Images, place: str) -> Iterator[Piece]:
@@ -286,12 +286,16 @@ def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool], images: Images
     """
     if block["type"] == "text":
         return block["text"]
-    if block["type"] == "document" or (block["type"] == "image" and not images.are_seen):
+    if block["type"] == "document":
         return images.left_out(block, place)
     if block["type"] == "image":
-        image, ignored = read(ImageBlock, block, place)
-        images.ignored |= dict.fromkeys(ignored)
-        return _image(image, images, place)
+        file = block
+
+        def source_of() -> tuple[str, str, tuple[str, ...]]:
+            image, ignored = read(ImageBlock, file, place)
+            return _data_of(image), "auto", ignored
+
+        return images.result_piece(file, place, source_of)
     name = block["tool_name"]
     if name not in tools:
         return f"[The tool {name} is not available.]"
@@ -360,8 +364,7 @@ def parse_count(body: dict[str, Any], facts: ModelFacts) -> Parsed:
 def _question(given: MessageCountRequest, facts: ModelFacts) -> tuple[Request, ToolOptions, tuple[str, ...], bool]:
     """Return a request without options, the tools, the ignored fields, and whether the answer contains thinking."""
     require_chats(facts)
-    images = Images(facts)
-    messages, left_out = conversation_of(given, images)
+    (messages, left_out), images = with_images(facts, lambda images: conversation_of(given, images))
     continues = messages[-1]["role"] == "assistant"  # the last message is the beginning of the answer
     tools = _tools(given, facts)
     if continues and tools.may_be_called:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from llmrun.base.amounts import parse_duration
@@ -13,7 +14,7 @@ from llmrun.engine.images import misplaced
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
 from llmrun.serving.protocol.declarations import agreed, missing, read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.images import Images, Piece, content_of, unsupported_images
+from llmrun.serving.protocol.images import Images, Piece, content_of, unsupported_images, with_images
 from llmrun.serving.protocol.ollama.objects import (
     Loading,
     OllamaAssistantMessage,
@@ -61,9 +62,13 @@ def message_of(message: OllamaMessage, images: Images, place: str) -> dict[str, 
 
 def _images_of(message: OllamaMessage, images: Images, place: str) -> list[Piece]:
     given = message.get("images", ())
-    if message["role"] == "tool" and not images.are_seen:
-        return [images.left_out({"images": each}, place) for each in given]
+    if message["role"] == "tool":
+        return [images.result_piece({"images": each}, place, partial(_plain, each)) for each in given]
     return [images.part(each, f"{place}.images[{number}]") for number, each in enumerate(given)]
+
+
+def _plain(source: str) -> tuple[str, str, tuple[str, ...]]:
+    return source, "auto", ()
 
 
 def _answer_of(message: OllamaAssistantMessage) -> dict[str, Any]:
@@ -172,10 +177,13 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     """
     given, ignored = read(OllamaChatRequest, lenient(body))
     options, thinking, tools = options_of(given, facts, seed), thinking_options_of(given, facts), tools_of(given, facts)
-    images = Images(facts)
-    messages = [
-        message_of(message, images, f"messages[{number}]") for number, message in enumerate(given.get("messages", ()))
-    ]
+    messages, images = with_images(
+        facts,
+        lambda images: [
+            message_of(message, images, f"messages[{number}]")
+            for number, message in enumerate(given.get("messages", ()))
+        ],
+    )
     if not messages:
         return _parsed([], replace(options, stream=False), given, ignored, facts)
     if not facts.takes_chats:

@@ -84,14 +84,19 @@ def _user_content(content: str | Sequence[TextPart | ImagePart | InputImagePart]
 
 
 def _user_piece(part: TextPart | ImagePart | InputImagePart, images: Images, place: str) -> Piece:
+    if part["type"] == "input_image" or part["type"] == "image_url":
+        return images.part(*_source_of(part, place))
+    return part["text"]
+
+
+def _source_of(part: ImagePart | InputImagePart, place: str) -> tuple[str, str, str]:
+    """Return the source of an image, the path of its field, and the detail."""
     if part["type"] == "input_image":
-        return images.part(part["image_url"], f"{place}.image_url", part.get("detail", "auto"))
-    if part["type"] != "image_url":
-        return part["text"]
+        return part["image_url"], f"{place}.image_url", part.get("detail", "auto")
     image = part["image_url"]
     if isinstance(image, str):
-        return images.part(image, f"{place}.image_url")
-    return images.part(image["url"], f"{place}.image_url.url", image.get("detail", "auto"))
+        return image, f"{place}.image_url", "auto"
+    return image["url"], f"{place}.image_url.url", image.get("detail", "auto")
 
 
 def result_of(content: str | Sequence[TextPart | ResultFile], images: Images, place: str) -> str | list[Part]:
@@ -108,12 +113,16 @@ def _result_piece(part: TextPart | ResultFile, images: Images, place: str) -> Pi
     kind = part["type"]
     if kind == "text" or kind == "input_text" or kind == "output_text":
         return cast("TextPart", part)["text"]
-    if kind == "input_file" or not images.are_seen:
+    if kind == "input_file":
         return images.left_out(part, place)
     declared: type[ImagePart] | type[InputImagePart] = ImagePart if kind == "image_url" else InputImagePart
-    image, ignored = read(declared, part, place)
-    images.ignored |= dict.fromkeys(ignored)
-    return _user_piece(image, images, place)
+
+    def source_of() -> tuple[str, str, tuple[str, ...]]:
+        image, ignored = read(declared, part, place)
+        source, _, detail = _source_of(image, place)
+        return source, detail, ignored
+
+    return images.result_piece(part, place, source_of)
 
 
 def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str | None:

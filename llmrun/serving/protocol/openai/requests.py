@@ -11,7 +11,7 @@ from msgspec import structs
 from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.images import Images
+from llmrun.serving.protocol.images import Images, with_images
 from llmrun.serving.protocol.openai.messages import (
     ToolOptions,
     check_lengths,
@@ -51,8 +51,7 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     given, ignored = read(ChatRequest, body)
     options = options_of(given, facts, seed, token_limit(given, given.get("n_predict")))
     require_chats(facts)
-    images = Images(facts)
-    messages = messages_of(given["messages"], images)
+    messages, images = with_images(facts, lambda images: messages_of(given["messages"], images))
     tools = tools_of(given, facts)
     thinking = thinking_of(given, facts, given.get("reasoning_effort"), "reasoning_effort")
     logprobs = chat_logprobs(given.get("logprobs", False), given.get("top_logprobs"))

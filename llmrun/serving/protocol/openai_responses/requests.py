@@ -15,7 +15,7 @@ from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.declarations import missing, read
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.images import BETWEEN_PARTS, Images
+from llmrun.serving.protocol.images import BETWEEN_PARTS, Images, with_images
 from llmrun.serving.protocol.openai.custom_tools import custom_arguments, custom_definition
 from llmrun.serving.protocol.openai.messages import (
     ToolOptions,
@@ -274,8 +274,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     """Convert the body of a call of /v1/responses. `seed` is the default seed. Raises InvalidField."""
     given, ignored = read(ResponseRequest, body)
     require_chats(facts, "input")
-    images = Images(facts)
-    messages = conversation_of(given, images)
+    messages, images = with_images(facts, lambda images: conversation_of(given, images))
     tools = _tools(given, facts)
     thinking = thinking_of(given, facts, given.get("reasoning", {}).get("effort"), "reasoning.effort")
     # Most optional parts of the answer belong to tools that this server does not support.
