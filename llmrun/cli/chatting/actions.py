@@ -323,7 +323,7 @@ def save(chat: Chat, name: str) -> None:
     if not chat.conversation.exchanges:
         raise UsageError("/save: there is nothing to save yet")
     if name:
-        with reporting_file_errors("/save"):
+        with reporting_file_errors("/save"), chat.record.saving_images():
             path = chat.store.save(name, chat.conversation)
         chat.confirm(f"saved a copy as {path.stem}; /load {path.stem} continues from here")
     elif chat.record.path:

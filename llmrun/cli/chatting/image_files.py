@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ from llmrun.cli.chatting.events import ImageShown
 
 _LOCK = ".lock"
 _PATIENCE_S = 10.0  # maximum time to wait for the lock
-_REFERENCE = re.compile(rb'"sha256": "([0-9a-f]{64})"')  # in a line of a conversation
+_REFERENCE = re.compile(rb'"sha256":\s*"([0-9a-f]{64})"')  # in a line of a conversation
 
 
 class ImageFileError(LlmrunError):
@@ -66,15 +66,17 @@ class ImageFiles:
                     _write(path, data)
             yield
 
-    def remove_unused(self, conversations: Iterable[Path]) -> None:
+    def remove_unused(self, conversations: Callable[[], Iterable[Path]]) -> None:
         """Remove all images to which none of the conversations' files refers. Raises OSError.
+
+        conversations  lists the files, after the images of new conversations can no longer be saved
 
         Questions that were undone are still in the files, so their images stay as long as the conversation.
         """
         if not self.folder.is_dir():
             return
         with self._locked():
-            used = {found.decode() for path in conversations for found in _REFERENCE.findall(_contents(path))}
+            used = {found.decode() for path in conversations() for found in _REFERENCE.findall(_contents(path))}
             for path in self.folder.iterdir():
                 if path.name != _LOCK and path.stem not in used:
                     path.unlink(missing_ok=True)

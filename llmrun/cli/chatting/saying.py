@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from llmrun.cli.chatting.events import (
     Thought,
     WasThinking,
 )
+from llmrun.cli.chatting.image_files import ImageFileError
 from llmrun.cli.chatting.store import (
     InUse,
     Journal,
@@ -60,6 +61,12 @@ class ConversationRecord:
     def hold(self, sha256: str, data: bytes) -> None:
         """Provide the file of an image, before a question that shows the image is added."""
         self._images[sha256] = data
+
+    def hold_stored(self) -> None:
+        """Read all images of this conversation, whose file may be removed before the conversation has a new file."""
+        for shown in self.conversation.images:
+            with contextlib.suppress(ImageFileError):  # the next question reports the error
+                self.image(shown)
 
     def image(self, shown: ImageShown) -> bytes:
         """Return the file of an image of this conversation. Raises ImageFileError."""
@@ -102,28 +109,39 @@ class ConversationRecord:
         if isinstance(event, QuestionAsked) and not self.conversation.exchanges:
             self.close()  # the file was named after a question that was undone
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:
-            self._saved = self._store.begin(self.conversation)
+            self._begin()
         elif self._saved is not None and self._saved.is_answering and not isinstance(event, Piece | AnswerEnded):
             self._write_answer(self._saved)  # a previous process died during this answer
 
     def _write(self, event: Event) -> None:
-        if isinstance(event, QuestionAsked) and event.images:
-            with self._store.images.saving((shown, self.image(shown)) for shown in event.images):
-                self._write_event(event)
-        else:
-            self._write_event(event)
-
-    def _write_event(self, event: Event) -> None:
         if self._saved is None:
             if isinstance(event, QuestionAsked):
-                self._saved = self._store.begin(self.conversation)
-            return
-        if isinstance(event, Piece):
+                self._begin()
+        elif isinstance(event, QuestionAsked) and event.images:
+            with self._store.images.saving((shown, self.image(shown)) for shown in event.images):
+                self._saved.write(event)
+        elif isinstance(event, Piece):
             self._saved.write_piece(event)
         elif isinstance(event, AnswerEnded):
             self._write_answer(self._saved)
         else:
             self._saved.write(event)
+
+    def _begin(self) -> None:
+        with self.saving_images():
+            self._saved = self._store.begin(self.conversation)
+
+    @contextlib.contextmanager
+    def saving_images(self) -> Iterator[None]:
+        """Store the images of this conversation while the block saves the conversation in a new file. Raises OSError.
+
+        Images that were stored before may be gone, because no file showed them any more.
+        """
+        held = [
+            (shown, self._images[shown.sha256]) for shown in self.conversation.images if shown.sha256 in self._images
+        ]
+        with self._store.images.saving(held) if held else contextlib.nullcontext():
+            yield
 
     def _write_answer(self, journal: Journal) -> None:
         answered = self.conversation.exchanges[-1].answered()
@@ -146,7 +164,9 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
     if store.is_saved_copy(path):
         found = read_conversation(path)
         out.note(f"{path.stem} is a copy, which stays as it is: this chat continues in a new file")
-        return ConversationRecord(store, found.conversation), found
+        record = ConversationRecord(store, found.conversation)
+        record.hold_stored()
+        return record, found
     lock = None
     try:
         lock = lock_journal(path)
@@ -161,7 +181,10 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
         if lock:
             lock.release()
         raise
-    return ConversationRecord(store, found.conversation, saved), found
+    record = ConversationRecord(store, found.conversation, saved)
+    if saved is None:
+        record.hold_stored()
+    return record, found
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | None:

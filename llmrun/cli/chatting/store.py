@@ -379,7 +379,7 @@ class Store:
 
     def remove_unused_images(self) -> None:
         """Remove the images that no conversation and no saved copy shows. Raises OSError."""
-        self.images.remove_unused([*self.journals(), *self.named()])
+        self.images.remove_unused(lambda: [*self.journals(), *self.named()])
 
     def _saved(self, name: str) -> Path:
         return self.folder / "saved" / f"{name}{CONVERSATION_ENDING}"

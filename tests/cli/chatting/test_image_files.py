@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -107,6 +108,51 @@ def test_a_damaged_conversation_keeps_its_images(store: Store) -> None:
     path.write_bytes(b"broken\n" + path.read_bytes())
     held(store, "two", DOG).close()
     store.remove(store.find("two", "rm"))
+    assert kept(store) == {CAT}
+
+
+def test_a_continued_copy_keeps_images_of_removed_conversations(store: Store) -> None:
+    record = held(store, "one", CAT)
+    copy = store.save("copy", record.conversation)
+    record.close()
+    store.remove(store.find("one", "rm"))
+    forked, _ = resume_conversation(store, copy)
+    store.remove(copy)
+    forked.add(QuestionAsked("two", ""))
+    forked.close()
+    assert kept(store) == {CAT}
+
+
+def test_copies_of_unsaved_conversations_have_their_images(store: Store) -> None:
+    record = held(store, "one", CAT)
+    store.images.path(shown(CAT)).unlink()
+    with record.saving_images():
+        store.save("copy", record.conversation)
+    record.close()
+    assert kept(store) == {CAT}
+
+
+def test_images_of_conversations_that_begin_meanwhile_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(store, "one", DOG).close()
+    locked = store.images._locked
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        monkeypatch.setattr(store.images, "_locked", locked)
+        held(store, "two", CAT).close()  # another process saves while this process waits for the lock
+        with locked():
+            yield
+
+    monkeypatch.setattr(store.images, "_locked", waiting)
+    store.remove(store.find("one", "rm"))
+    assert kept(store) == {CAT}
+
+
+def test_reformatted_conversations_keep_their_images(store: Store) -> None:
+    held(store, "one", CAT).close()
+    path = store.journals()[0]
+    path.write_bytes(path.read_bytes().replace(b'": ', b'":'))
+    store.remove_unused_images()
     assert kept(store) == {CAT}
 
 
