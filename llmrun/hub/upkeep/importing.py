@@ -50,7 +50,8 @@ class Import:
     finals    the path of each file in our own folder
     replaced  the files that have the name now
     is_done   whether the name already belongs to these files
-    note      why a projector next to the model is not imported, or ""
+    kept      the files that are copied instead of moved, because another model uses them
+    note      why a projector next to the model is not imported or not moved, or ""
     """
 
     name: str
@@ -58,6 +59,7 @@ class Import:
     finals: tuple[Path, ...]
     replaced: tuple[Path, ...] = ()
     is_done: bool = False
+    kept: tuple[Path, ...] = ()
     note: str = ""
 
 
@@ -83,8 +85,13 @@ def plan_import(file: Path, name: str | None, how: str, *, force: bool, mmproj: 
         check_supported(opened)
     chosen = _checked(name) if name else _name_of(first)
     projector, note = _projector(first, mmproj)
+    kept: tuple[Path, ...] = ()
     if how == MOVE:
-        _check_movable((*files, *projector))
+        kept = tuple(path for path in projector if path not in only_projectors_of(first))
+        _check_movable((*files, *(path for path in projector if path not in kept)))
+        note = (
+            "; ".join(f"{shown(path.name, 200)} is copied, not moved: other models may use it" for path in kept) or note
+        )
     own = find_own(chosen)
     is_same = own is not None and _is_same(own, files)
     has_projector = all(_is_imported(path, chosen) for path in projector)
@@ -100,7 +107,7 @@ def plan_import(file: Path, name: str | None, how: str, *, force: bool, mmproj: 
     for final in finals:
         if os.path.lexists(final) and final not in replaced and not force:
             raise UsageError(f"import: {final}: already exists", hint="choose another name, or add --force")
-    return Import(chosen, (*files, *projector), finals, replaced, note=note)
+    return Import(chosen, (*files, *projector), finals, replaced, kept=kept, note=note)
 
 
 def _projector(first: Path, asked: str | None) -> tuple[tuple[Path, ...], str]:
@@ -156,13 +163,14 @@ def carry_out(planned: Import, how: str, reporter: Reporter) -> None:
         try:
             if how == LINK:
                 _each(planned, work, _link)
-            elif how == COPY or not _moved(planned):
+            elif how == COPY or not _moved(planned, work, reporter):
                 require_space(folder, sum(file.stat().st_size for file in planned.files), planned.name)
                 _each(planned, work, lambda file, new: _copy(file, new, reporter))
                 if how == MOVE:
                     for file in planned.files:
-                        with writing(file):
-                            file.unlink()
+                        if file not in planned.kept:
+                            with writing(file):
+                                file.unlink()
         finally:
             shutil.rmtree(work, ignore_errors=True)
             with contextlib.suppress(OSError):  # another process is using the folder
@@ -223,11 +231,14 @@ def _copy(file: Path, new: Path, reporter: Reporter) -> None:
         )
 
 
-def _moved(planned: Import) -> bool:
+def _moved(planned: Import, work: Path, reporter: Reporter) -> bool:
     """Rename all files or none. Returns False if they are on another disk, so that they must be copied."""
     _forget(planned)
     with contextlib.ExitStack() as undo:
         for file, final in zip(planned.files, planned.finals, strict=True):
+            if file in planned.kept:
+                _copy(file, work / final.name, reporter)
+                file = work / final.name
             with writing(final):
                 try:
                     file.replace(final)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -322,6 +323,19 @@ def test_the_projector_comes_along(stores: Stores, sees: Path, how: str) -> None
         assert plan_import(sees, "mine", how, force=False).is_done
     remove(removal_of(select("mine", models())))
     assert in_folder(stores) == []
+
+
+@pytest.mark.parametrize("is_other_disk", [False, True])
+def test_moves_leave_projectors_of_other_models(
+    stores: Stores, sees: Path, is_other_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copy(sees, sees.with_name("sees-Q8_0.gguf")))
+    if is_other_disk:
+        monkeypatch.setattr(importing, "_moved", lambda *arguments: False)
+    planned = run(sees, "mine", MOVE)
+    assert in_folder(stores) == ["mine.gguf", "mine.mmproj-F32.gguf"]
+    assert projector_for(other) == stores.root / "mmproj-sees-F32.gguf"
+    assert (sees.exists(), planned.note.split(":")[0]) == (False, "mmproj-sees-F32.gguf is copied, not moved")
 
 
 def test_a_projector_that_arrives_later_is_linked(stores: Stores, sees: Path) -> None:
