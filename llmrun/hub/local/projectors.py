@@ -43,7 +43,9 @@ def projectors_of(model: Path) -> tuple[Path, ...]:
 def only_projectors_of(model: Path) -> tuple[Path, ...]:
     """Return the projectors in the folder of a model that no other model in this folder uses, by name."""
     first, files = _neighbours(model)
-    return tuple(files[name] for name in only_of(first, files))
+    # A link whose target is missing is a model on a disk that is not connected, so it keeps its projectors.
+    names = {*files, *(entry.name for entry in entries(model.parent) if entry.is_symlink())}
+    return tuple(files[name] for name in only_of(first, names) if name in files)
 
 
 def snapshot_of(model: Path) -> Path | None:

@@ -143,3 +143,13 @@ def test_nameless_projectors_mark_no_other_models(tmp_path: Path) -> None:
     assert projectors_of(model) == projectors_of(other) == ()
     other.unlink()
     assert projectors_of(model) == (tmp_path / "mmproj-F16.gguf",)
+
+
+def test_models_on_missing_disks_keep_their_projectors(tmp_path: Path) -> None:
+    model = tmp_path / "gemma-3.gguf"
+    projector = tmp_path / "gemma-3-12b.mmproj-F16.gguf"
+    for path in (model, projector):
+        path.write_bytes(gguf())
+    assert only_projectors_of(model) == (projector,)
+    (tmp_path / "gemma-3-12b.gguf").symlink_to(tmp_path / "missing" / "gemma-3-12b.gguf")
+    assert only_projectors_of(model) == ()
