@@ -149,6 +149,8 @@ def plain_path(text: str) -> str:
 
 def is_image_file(path: str) -> bool:
     """Return whether a path names a regular file that begins like an image. Other files are not opened."""
+    if _is_on_a_server(path):
+        return False
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  reading from a pipe might never end
             return False
@@ -156,6 +158,11 @@ def is_image_file(path: str) -> bool:
             return looks_like_image(file.read(_FIRST_BYTES))
     except (OSError, ValueError):
         return False
+
+
+def _is_on_a_server(path: str) -> bool:
+    """Return whether Windows would log in to a server to look at a path, which a mere text must not cause."""
+    return path.startswith(("\\\\", "//"))
 
 
 def typed_path(text: str) -> str:
@@ -182,7 +189,10 @@ def tell_of_paths_in_text(text: str, way: str) -> None:
     names = [name for name in _NAME.findall(text) if not any(name in path for path in paths)]
     for word in [*paths, *names][:_MOST_NOTES]:
         shown = visible_line(word)
-        if os.path.isfile(unescaped(word)):  # noqa: PTH113
+        path = unescaped(word)
+        if _is_on_a_server(path):
+            continue
+        if os.path.isfile(path):  # noqa: PTH113
             out.note(f"{shown} is text in the prompt; {way} {shown} shows the image to the model")
         elif word in paths:
             out.note(f"{shown} is text in the prompt, because there is no such file")

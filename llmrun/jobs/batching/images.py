@@ -59,13 +59,16 @@ class ImageFolder:
         place  the path of the field with the name, for messages
         """
         label = f"{place}: {shown(name, 200)}"
+        outside = UsageError(f"{label}: not a relative path inside {self.path}")
+        if Path(name).is_absolute():  # Windows would log in to the server of a path such as //server/cat.png
+            raise outside
         try:
             path = Path(os.path.realpath(self.path / name))
             facts = path.stat()
         except (OSError, ValueError) as error:  # ValueError: the name contains a NUL byte
             raise UsageError(f"{label}: no such file in {self.path}") from error
-        if Path(name).is_absolute() or not path.is_relative_to(os.path.realpath(self.path)):
-            raise UsageError(f"{label}: not a relative path inside {self.path}")
+        if not path.is_relative_to(os.path.realpath(self.path)):
+            raise outside
         if not stat.S_ISREG(facts.st_mode):  # opening a named pipe would wait forever
             raise UsageError(f"{label}: not a file")
         stamp = (str(path), facts.st_mtime_ns, facts.st_size)

@@ -13,6 +13,7 @@ from llmrun.cli.arguments.images import (
     GivenImage,
     dropped_images,
     has_image_suffix,
+    is_image_file,
     read_image,
     read_images,
     tell_of_image,
@@ -125,6 +126,17 @@ def test_other_pasted_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.Monke
     picture(tmp_path, "my cat.png")
     Path("notes.png").write_text("not an image")
     assert dropped_images(written.format(folder=tmp_path)) == []
+
+
+@posix
+def test_texts_do_not_reach_servers(tmp_path: Path, capsys: Capture) -> None:
+    """Windows logs in to the server of a path such as //server/cat.png; here, the path leads to a file."""
+    path = f"/{picture(tmp_path, 'cat.png')}"
+    assert dropped_images(path) == []
+    assert not is_image_file(path)
+    tell_of_paths_in_text(f"See {path}", "--image")
+    assert capsys.readouterr().err == ""
+    assert read_image(path).name == "cat.png"
 
 
 def test_named_pipes_are_not_opened(tmp_path: Path) -> None:

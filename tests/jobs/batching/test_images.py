@@ -71,6 +71,7 @@ def test_other_forms_of_messages_name_images_too(options: CallOptions) -> None:
         ("more/../../secret.png", "not a relative path inside"),
         ("link.png", "not a relative path inside"),
         ("/etc/passwd", "not a relative path inside"),
+        ("//server/cat.png", "not a relative path inside"),
         ("more", "not a file"),
         ("a\0b", "no such file in"),
         ("text.png", "not an image"),
