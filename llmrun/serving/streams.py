@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 from starlette.types import Send
 
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
 from llmrun.engine.requests import (
@@ -44,6 +44,7 @@ from llmrun.serving.metrics import Metrics
 from llmrun.serving.models.registry import Ready
 from llmrun.serving.processes.request import ServedRequest
 from llmrun.serving.processes.served_model import ServedModel
+from llmrun.serving.protocol.images import remember_unreadable
 from llmrun.serving.protocol.openai.objects import PromptProgress
 from llmrun.serving.protocol.parsed import ApiAnswer, FailingAnswer, PatientAnswer, ProgressAnswer
 from llmrun.serving.protocol.wire import WireFormat
@@ -209,8 +210,12 @@ class Choices:
         error of the first refused request is raised."""
         for request in self._requests:
             self._served.append(self._model.ask(request, self._news))
-        for served in self._served:
-            taken = await served.accepted()
+        for request, served in zip(self._requests, self._served, strict=True):
+            try:
+                taken = await served.accepted()
+            except UsageError as error:
+                remember_unreadable(request.prompt, error)
+                raise
             self._taken.append((taken, time.perf_counter()))
             self.prompt_tokens = taken.prompt_tokens
         self.wait_s = max((taken.wait_s for taken, _ in self._taken), default=0.0)
@@ -247,7 +252,12 @@ class Choices:
 
     def _take(self) -> None:
         for choice, served in enumerate(self._served):
-            for at, event in served.take():
+            try:
+                events = served.take()
+            except UsageError as error:
+                remember_unreadable(self._requests[choice].prompt, error)
+                raise
+            for at, event in events:
                 self._observe(choice, at, event)
                 self._arrived.append((choice, event))
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Finished, SeenImage
 from llmrun.serving.processes.supervisor import ServingLimits, Waiting
-from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, text
-from tests.support.serving.pictures import RED, base64_of, bomb, data_url, key_of
+from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, ScriptedRequest, text
+from tests.support.serving.pictures import RED, base64_of, bomb, data_url, key_of, png
 from tests.support.serving.servers import CHAT, RunningServer, eventually, serving
 
 PHOTO = SeenImage(4032, 3024, 896, 672, 252)
@@ -70,6 +71,44 @@ def test_images_appear_in_no_log_and_no_error(server: RunningServer) -> None:
         assert base64_of(bomb())[20:40] not in shown
     assert reply.status == 400
     assert reply.error["message"].startswith("messages[0].content[0].image_url.url: the image is too large: 60,000 x")
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_damaged_results_end_no_conversation(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, is_accepted: bool
+) -> None:
+    """Only the engine finds some damage, so one answer fails, and later requests have a note to the model."""
+    monkeypatch.setattr("llmrun.serving.protocol.images._UNREADABLE", {})
+    damaged = png(9, 9 + is_accepted)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "a", "content": [{"type": "image_url", "image_url": data_url(damaged)}]}
+    messages = [*question(), {"role": "assistant", "tool_calls": [call]}, result]
+    error = UsageError("image 2: invalid PNG file: broken data stream")
+    with monkeypatch.context() as patched:
+        if is_accepted:
+            patched.setattr(ScriptedRequest, "take", _raising(error))
+        else:
+            patched.setattr(ScriptedRequest, "accepted", _refusing(error))
+        assert server.chat(messages=messages).status == 400
+    assert server.chat(messages=messages).status == 200
+    prompt = server.model.asked[-1].request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[-1]["content"] == "[An image was left out: invalid PNG file: broken data stream.]"
+    assert [*prompt.images] == [key_of(RED)]
+
+
+def _raising(error: Exception) -> Callable[[object], None]:
+    def take(request: object) -> None:
+        raise error
+
+    return take
+
+
+def _refusing(error: Exception) -> Callable[[object], Awaitable[None]]:
+    async def accepted(request: object) -> None:
+        raise error
+
+    return accepted
 
 
 def test_base64_never_becomes_text_of_the_prompt(server: RunningServer) -> None:

@@ -10,12 +10,12 @@ import binascii
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Annotated, Any, Final, Literal, Required, TypedDict, TypeVar
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.images import check_count, without_projector
-from llmrun.engine.requests import ModelFacts
+from llmrun.engine.requests import ChatPrompt, ModelFacts, image_parts
 from llmrun.formats.images.header import MOST_IMAGES, jpeg_segments, read_header, truncated
 from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, without_indexes
 from llmrun.serving.protocol.errors import InvalidField, unsupported
@@ -77,6 +77,9 @@ KeptResultFile = Annotated[ResultFile, KEPT]
 Part = dict[str, Any]
 T = TypeVar("T")
 _STEP: Final = 8  # images
+_UNREADABLE: Final[dict[str, str]] = {}  # the reasons of `remember_unreadable` by the SHA-256 of the image
+_MOST_REMEMBERED: Final = 1000
+_OF_ENGINE: Final = re.compile(r"image (\d{1,4}): ")  # the beginning of the engine's errors about an image
 Piece = str | Part  # a text, or the part of a message that stands for an image
 
 
@@ -157,6 +160,8 @@ class Images:
         except UsageError as error:
             hint = f" ({error.hint})" if error.hint else ""
             return self.left_out(file, place, str(error).removeprefix(f"{place}: ") + hint)
+        if reason := _UNREADABLE.get(hashlib.sha256(data).hexdigest()):
+            return self.left_out(file, place, reason)
         self._in_results += 1
         self.ignored |= dict.fromkeys(ignored)
         return self._part(data, detail)
@@ -181,6 +186,21 @@ def with_images(facts: ModelFacts, convert: Callable[[Images], T]) -> tuple[T, I
         images = Images(facts, images.too_many_results)
         found = convert(images)
     return found, images
+
+
+def remember_unreadable(prompt: object, error: BaseException) -> None:
+    """Remember the image that the engine could not read, so that an agent's next request gets a note instead.
+
+    Only the engine decodes images, so the server learns from its error that an image is damaged.
+    """
+    found = _OF_ENGINE.match(str(error)) if isinstance(error, UsageError) else None
+    if found is None or not isinstance(prompt, ChatPrompt):
+        return
+    part = next(islice(image_parts(prompt.messages), int(found[1]) - 1, None), None)
+    if part is not None:
+        while len(_UNREADABLE) >= _MOST_REMEMBERED:
+            _UNREADABLE.pop(next(iter(_UNREADABLE)), None)
+        _UNREADABLE[part["image"]] = str(error)[found.end() :]
 
 
 def unsupported_images(place: str, error: UsageError) -> InvalidField:

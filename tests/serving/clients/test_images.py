@@ -116,3 +116,13 @@ def test_served_models_find_their_projector(tmp_path: Path) -> None:
         assert done.usage.prompt_tokens > 256
         server.wait_for(lambda: len([line for line in server.lines if "1 image (64x96, 256 tokens)" in line]) == 2)
         assert sum(", 1 encoded in " in line for line in server.lines) == 1
+
+
+def test_errors_about_damaged_images_name_the_image(client: openai.OpenAI) -> None:
+    """The damage is inside of the pixels, so only the engine finds it. `remember_unreadable` needs the number."""
+    damaged = png(48, 32)
+    at = damaged.index(b"IDAT") + 8
+    damaged = damaged[:at] + bytes(4) + damaged[at + 4 :]
+    messages: Any = [{"role": "user", "content": [image_url(PHOTO), image_url(damaged)]}]
+    with pytest.raises(openai.BadRequestError, match="400 - image 2: "):
+        client.chat.completions.create(model="scripted", messages=messages)
