@@ -56,6 +56,15 @@ def test_choices_report_their_images_once(server: RunningServer) -> None:
     assert server.chat(messages=question(), n=2).headers["x-llmrun-images"].count("4032x3024") == 1
 
 
+def test_choices_whose_images_never_fit_are_invalid(server: RunningServer) -> None:
+    """A status of 503 would ask the client to try again, forever."""
+    server.model.most_bytes = 3 * len(RED)
+    assert server.chat(messages=question(), n=3).status == 200
+    reply = server.chat(messages=question(), n=4)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+    assert "the images of 4 choices have" in reply.error["message"]
+
+
 def test_texts_have_no_header_for_images(server: RunningServer) -> None:
     server.model.images = ()
     assert "x-llmrun-images" not in server.chat().headers

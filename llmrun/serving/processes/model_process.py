@@ -242,6 +242,11 @@ class ModelProcess:
         """See ServedModel."""
         return self._limits.share_of(self._limits.max_queue)
 
+    @property
+    def most_bytes(self) -> int:
+        """See ServedModel."""
+        return self._limits.share_of(self._limits.queue_bytes)
+
     async def start(self) -> None:
         """See ServedModel."""
         await self._supervisor.start()

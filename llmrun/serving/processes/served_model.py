@@ -71,6 +71,10 @@ class ServedModel(Protocol):
     def most_requests(self) -> int:
         """The maximum number of requests that one tenant can have in the queue."""
 
+    @property
+    def most_bytes(self) -> int:
+        """The maximum size of the requests that one tenant can have in the queue. A single request may be larger."""
+
     async def start(self) -> None:
         """Open the model. Raises an error such as ModelFileError if the model cannot be opened."""
 

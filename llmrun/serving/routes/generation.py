@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmrun.base.amounts import counted
 from llmrun.base.errors import ModelNotFound
-from llmrun.engine.requests import ModelFacts
+from llmrun.engine.requests import ChatPrompt, ModelFacts, Request, TextPrompt
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId, Presence, exchange_of
 from llmrun.serving.models.known import KnownModel
@@ -142,6 +142,11 @@ class Generation(Generic[P]):
             ]
             if len(requests) > (most := ready.model.most_requests):
                 raise InvalidField("n", f"{len(requests)} choices, but the queue has room for {most}")
+            if len(requests) > 1 and (size := sum(map(_image_bytes, requests))) > (most := ready.model.most_bytes):
+                words = (
+                    f"the images of {len(requests)} choices have {size:,} bytes, but the queue has room for {most:,}"
+                )
+                raise InvalidField("n", words, hint="ask for fewer choices, or send smaller images")
             async with Choices(ready.model, requests, service.metrics) as choices:
                 try:
                     await presence.during(choices.accepted())
@@ -192,6 +197,13 @@ class Generation(Generic[P]):
         if last is not None and not parsed.stream:
             raise Refused(400, "Last-Event-ID: only streams can be resumed", code="invalid_event_id")
         return parsed, numbers_of(answer_id, last, self._call.prefix, body, ready, len(parsed.requests))
+
+
+def _image_bytes(request: Request) -> int:
+    prompt = request.prompt
+    if isinstance(prompt, ChatPrompt):
+        return sum(map(len, prompt.images.values()))
+    return sum(map(len, prompt.images)) if isinstance(prompt, TextPrompt) else 0
 
 
 def _images_and_encoding(choices: Choices) -> str:

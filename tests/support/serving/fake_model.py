@@ -176,6 +176,7 @@ class FakeModel:
         self.state = State.READY
         self.load = LOAD
         self.most_requests = 128
+        self.most_bytes = 1 << 26
         self.tenants: list[str] = []
         self.counted_prompts: list[Request] = []
         self.embedded: list[Embed] = []
