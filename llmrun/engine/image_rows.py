@@ -122,6 +122,11 @@ class PromptImages:
         """The number of rows of each image."""
         return [image.layout.rows for image in self.images]
 
+    @property
+    def fewest_rows(self) -> int:
+        """The number of rows of the smallest image."""
+        return self._projector.layout(1, 1).rows
+
     def _from(self, position: int) -> list[PlacedTile]:
         """Return the tiles that end after a position."""
         return self._tiles[bisect_right(self._ends, position) :]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.formats.images.header import MOST_IMAGES
 
@@ -38,14 +39,21 @@ def check_count(n: int) -> None:
         raise UsageError(f"too many images: {n}; the limit is {MOST_IMAGES} per request", hint="send fewer images")
 
 
-def too_long(tokens: int, limit: int, images: Sequence[int]) -> ContextExceeded:
+def too_long(tokens: int, limit: int, images: Sequence[int], fewest: int) -> ContextExceeded:
     """Return the error for a prompt with images that does not fit in the context.
 
     images  the tokens of each image
+    fewest  the tokens of the smallest image
     """
-    counts = [f"{n:,}" for n in images]
-    if len(counts) == 1:
-        taken = f"the image takes {counts[0]} tokens: send a smaller image"
+    if len(images) == 1:
+        taken = f"the image takes {counted(images[0], 'token')}"
+    elif len(set(images)) == 1:
+        taken = f"the {len(images)} images take {counted(images[0], 'token')} each"
     else:
-        taken = f"the {len(counts)} images take {', '.join(counts[:-1])} and {counts[-1]} tokens: send fewer images"
-    return ContextExceeded.by_prompt(tokens, limit, hint=f"{taken}, lower image_max_tokens, or raise --ctx-size")
+        counts = [f"{n:,}" for n in images]
+        taken = f"the {len(images)} images take {', '.join(counts[:-1])} and {counts[-1]} tokens"
+    ways = ["send fewer images"] if len(images) > 1 else []
+    if max(images) > fewest:
+        ways += ["send smaller images" if ways else "send a smaller image", "lower --image-max-tokens"]
+    ways = [", ".join(ways) + ",", "or"] if ways else []
+    return ContextExceeded.by_prompt(tokens, limit, hint=" ".join([f"{taken}:", *ways, "raise --ctx-size"]))

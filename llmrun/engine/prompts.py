@@ -477,7 +477,7 @@ class PromptReader:
         if prompt_tokens >= context and images is not None:
             from llmrun.engine.images import too_long
 
-            raise too_long(prompt_tokens, context, images.row_counts)
+            raise too_long(prompt_tokens, context, images.row_counts, images.fewest_rows)
         if prompt_tokens >= context:
             trained = self._backend.info.train_context
             if context < trained:

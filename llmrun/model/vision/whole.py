@@ -137,7 +137,7 @@ class QwenVL(Family):
             raise UsageError(
                 f"the image is too narrow for this model: {width:,} x {height:,} pixels: one side may be at most "
                 f"{self._MOST_RATIO} times the other",
-                hint="Crop the image.",
+                hint="crop the image",
             )
         unit = self.sizes.unit
         # Narrow images may have more rows with lower limits, because their longer side is stretched.

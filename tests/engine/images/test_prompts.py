@@ -14,6 +14,7 @@ from llmrun.backends.scripted_vision import BEGIN_IMAGE, IMAGE_TOKENS, PLACEHOLD
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.engine import Engine
+from llmrun.engine.images import too_long
 from llmrun.engine.requests import IMAGE_MARKER, ChatPrompt, RecordedChat, Request, TextPrompt
 from tests.support.engine.answers import answer_all
 from tests.support.engine.pictures import BLUE, GREEN, RED, Sight, ask, chat, part, plain, png
@@ -190,8 +191,23 @@ def test_errors_for_long_prompts_list_tokens_of_images(tmp_path: Path) -> None:
     sight = Sight(tmp_path, context_size=256)
     with pytest.raises(ContextExceeded, match="prompt does not fit") as caught:
         sight.engine.prepare(ask([png(plain(512, 512)), RED_FILE, png(plain(320, 320))]))
-    assert caught.value.hint.startswith("the 3 images take 256, 2 and 100 tokens: send fewer images")
+    assert caught.value.hint == (
+        "the 3 images take 256, 2 and 100 tokens: send fewer images, send smaller images, lower --image-max-tokens, "
+        "or raise --ctx-size"
+    )
     assert sight.decoder.names == []
+
+
+@pytest.mark.parametrize(
+    ("images", "fewest", "hint"),
+    [
+        ([80], 64, "the image takes 80 tokens: send a smaller image, lower --image-max-tokens, or raise --ctx-size"),
+        ([256], 256, "the image takes 256 tokens: raise --ctx-size"),
+        ([256, 256], 256, "the 2 images take 256 tokens each: send fewer images, or raise --ctx-size"),
+    ],
+)
+def test_hints_for_long_prompts_name_only_what_helps(images: list[int], fewest: int, hint: str) -> None:
+    assert too_long(600, 512, images, fewest).hint == hint
 
 
 def test_models_without_projector_refuse_images() -> None:

@@ -194,7 +194,7 @@ def test_too_narrow_images_are_refused_with_a_hint(name: str) -> None:
     assert layout(200, 1).rows > 0
     with pytest.raises(UsageError, match="201 x 1 pixels: one side may be at most 200 times the other") as caught:
         layout(201, 1)
-    assert caught.value.hint == "Crop the image."
+    assert caught.value.hint == "crop the image"
 
 
 def test_narrow_sides_of_pixtral_have_a_pixel() -> None:
