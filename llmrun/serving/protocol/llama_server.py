@@ -123,6 +123,7 @@ class LlamaCompletionRequest(_Generation, total=False):
             "texts become control tokens.",
         ]
     ]
+    image_data: Annotated[Any, Refused(([],), "send images in prompt.multimodal_data", "not supported")]
 
 
 class _TokenWithId(TokenEntry):

@@ -373,6 +373,9 @@ def test_completions_of_llama_server_have_images() -> None:
         assert llama_completion(prompt=without).request.prompt == TextPrompt("Hi")
     error = refused(lambda: llama_completion(SEEING, prompt={**prompt, "multimodal_data": images[:1]}))
     assert str(error) == "prompt.multimodal_data: 1 image, but prompt_string has 2 markers"
+    error = refused(lambda: llama_completion(SEEING, image_data=[{"id": 1, "data": images[0]}]))
+    assert str(error) == "image_data: not supported"
+    assert llama_completion(image_data=[])
 
 
 def test_markers_in_messages_stay_text() -> None:
