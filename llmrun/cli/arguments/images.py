@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.generating import IMAGE
 from llmrun.cli.arguments.prompts import IMAGE_SUFFIXES, STDIN, read_stdin_bytes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 COMMAND: Final = "/image"
 _FIRST_BYTES = 64  # enough for `looks_like_image`
 _MOST_NOTES = 3
+_LEAST_KEPT = 0.95  # the part of each side that the model must see, or a note says how it sees the image
 _LONGEST_TOLD = 1000  # characters of a prompt
 _LONGEST_DROP = 1 << 15  # characters
 _ANCHOR = r"(?:~?/|\.\.?/|file://|~?\\|\.\.?\\|[A-Za-z]:[\\/])"  # the beginning of a path that is not just a word
@@ -67,6 +69,8 @@ def read_images(paths: Sequence[str], *, no_stdin: bool = False) -> list[GivenIm
 def read_image(path: str, asker: str = "") -> GivenImage:
     """Read an image from a file. Raises UsageError, whose message begins with `asker`, a flag or a command."""
     where = f"{asker}: {path}" if asker else path
+    if not path:
+        raise UsageError(f"{where}no file given")
     if re.match(r"https?://", path, re.IGNORECASE):
         raise UsageError(f"{where}: images are read from files, not from the network", hint="download the file first")
     try:
@@ -85,21 +89,28 @@ def _from_stdin() -> GivenImage:
 
 
 def tell_of_images(images: Sequence[GivenImage], projector: Projector | None) -> None:
-    """Print notes about images that the model does not see completely."""
+    """Print notes about images that the model does not see completely. Raises UsageError if it cannot see one."""
     for image in images:
         header = image.header
-        tell_of_image(image, projector.layout(header.width, header.height) if projector else None)
+        try:
+            layout = projector.layout(header.width, header.height) if projector else None
+        except UsageError as error:
+            raise UsageError(f"{IMAGE}: {image.name}: {error}", hint=error.hint) from None
+        tell_of_image(image, layout)
 
 
 def tell_of_image(image: GivenImage, layout: ImageLayout | None) -> None:
-    """Print a note if the model does not see all of an image. `layout` is None if it is unknown."""
+    """Print a note if the model does not see all of an image. `layout` is None if it is unknown.
+
+    Most models round sizes to multiples of their patches, which loses nothing that is worth a note.
+    """
     header, name = image.header, visible_line(image.name)
     if header.animated:
         out.note(f"{name}: the image is animated, and the model sees only its first frame")
-    if layout is not None and (layout.width < header.width or layout.height < header.height):
+    if layout is not None and min(layout.width / header.width, layout.height / header.height) < _LEAST_KEPT:
         out.note(
             f"{name}: scaled down from {header.width}x{header.height} to {layout.width}x{layout.height} pixels "
-            f"for the model ({layout.rows:,} tokens)"
+            f"for the model ({counted(layout.rows, 'token')})"
         )
 
 

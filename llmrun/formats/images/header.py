@@ -76,13 +76,13 @@ def looks_like_image(data: bytes) -> bool:
 def read_header(data: bytes, place: str) -> ImageHeader:
     """Read the header of an image file and check the limits.
 
-    data   the whole file
+    data   the whole file, or more than MOST_BYTES of it
     place  where the image is from, for error messages: "cat.jpg" or "messages[2].content[1]"
     Raises UsageError if the file is not an accepted image, is truncated, or exceeds a limit.
     """
     if len(data) > MOST_BYTES:
         raise UsageError(
-            f"{place}: the image file is too large: {len(data):,} bytes; the limit is {MOST_BYTES:,}",
+            f"{place}: the image file is larger than {MOST_BYTES >> 20} MiB",
             hint="make the image smaller, or save it as JPEG",
         )
     name = _accepted_format(data)

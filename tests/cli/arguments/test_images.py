@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from llmrun.cli.arguments.images import (
     read_image,
     read_images,
     tell_of_image,
+    tell_of_images,
     tell_of_paths_in_text,
     typed_path,
     unescaped,
@@ -24,6 +26,9 @@ from llmrun.cli.arguments.images import (
 from llmrun.formats.images.header import MOST_IMAGES, ImageHeader
 from llmrun.model.vision.layout import ImageLayout, Rows
 from tests.support.engine.pictures import plain, png
+
+if TYPE_CHECKING:
+    from llmrun.model.vision.layout import Projector
 
 Capture = pytest.CaptureFixture[str]
 posix = pytest.mark.skipif(os.name == "nt", reason="needs the quotes of POSIX shells")
@@ -46,6 +51,7 @@ def test_an_image_is_read_with_its_header(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("missing.png", "--image: missing.png: No such file"),
+        ("", "--image: no file given"),
         (".", "--image: .: Is a directory"),
         ("notes.txt", "not an image"),
         ("empty.png", "the image file is empty"),
@@ -207,6 +213,21 @@ def test_every_loss_of_detail_is_reported(capsys: Capture) -> None:
     )
     assert "sees only its first frame" in told(ImageHeader("GIF", 40, 40, animated=True))
     assert told(ImageHeader("GIF", 512, 300)) == ""
+    assert told(ImageHeader("GIF", 520, 500)) == "", "sizes are rounded to multiples of a patch"
+    one = ImageLayout((Rows(0, 1, 1, 1),), (), 32, 32)
+    tell_of_image(GivenImage("a.gif", b"", "", ImageHeader("GIF", 1024, 768)), one)
+    assert "(1 token)" in capsys.readouterr().err
+
+
+def test_images_that_a_model_cannot_see_are_named() -> None:
+    class Narrow:
+        def layout(self, width: int, height: int) -> ImageLayout:
+            raise UsageError("the image is too narrow", hint="crop the image")
+
+    image = GivenImage("strip.png", b"", "", ImageHeader("PNG", 16000, 4))
+    with pytest.raises(UsageError, match=r"^--image: strip\.png: the image is too narrow") as refused:
+        tell_of_images([image], cast("Projector", Narrow()))
+    assert refused.value.hint == "crop the image"
 
 
 def test_image_suffixes_are_known() -> None:

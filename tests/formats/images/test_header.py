@@ -159,7 +159,7 @@ def test_images_at_the_limits_are_accepted(width: int, height: int, fits: bool) 
 def test_large_files_are_refused() -> None:
     small, large = (png(1, 1, 8, 0, [b"\0"], [chunk(b"tEXt", bytes(MOST_BYTES - size))]) for size in (1000, 10))
     assert read_header(small, "cat").width == 1
-    assert str(refusal(large)).startswith("cat.png: the image file is too large: 16,777,")
+    assert str(refusal(large)) == "cat.png: the image file is larger than 16 MiB"
 
 
 @pytest.mark.push
