@@ -52,8 +52,8 @@ def too_long(tokens: int, limit: int, images: Sequence[int], fewest: int) -> Con
     else:
         counts = [f"{n:,}" for n in images]
         taken = f"the {len(images)} images take {', '.join(counts[:-1])} and {counts[-1]} tokens"
-    ways = ["send fewer images"] if len(images) > 1 else []
     if max(images) > fewest:
-        ways += ["send smaller images" if ways else "send a smaller image", "lower --image-max-tokens"]
-    ways = [", ".join(ways) + ",", "or"] if ways else []
-    return ContextExceeded.by_prompt(tokens, limit, hint=" ".join([f"{taken}:", *ways, "raise --ctx-size"]))
+        ways = f"send {'a smaller image' if len(images) == 1 else 'fewer or smaller images'}, lower --image-max-tokens, or "
+    else:
+        ways = "send fewer images, or " if len(images) > 1 else ""
+    return ContextExceeded.by_prompt(tokens, limit, hint=f"{taken}: {ways}raise --ctx-size")

@@ -192,8 +192,8 @@ def test_errors_for_long_prompts_list_tokens_of_images(tmp_path: Path) -> None:
     with pytest.raises(ContextExceeded, match="prompt does not fit") as caught:
         sight.engine.prepare(ask([png(plain(512, 512)), RED_FILE, png(plain(320, 320))]))
     assert caught.value.hint == (
-        "the 3 images take 256, 2 and 100 tokens: send fewer images, send smaller images, lower --image-max-tokens, "
-        "or raise --ctx-size"
+        "the 3 images take 256, 2 and 100 tokens: send fewer or smaller images, lower --image-max-tokens, or raise "
+        "--ctx-size"
     )
     assert sight.decoder.names == []
 
