@@ -494,12 +494,19 @@ class TerminalTurns(Turns):
         return "".join(self._images.path(each) if self._images.is_image(each) else each for each in text)
 
     def _behind_a_paste(self) -> bool:
-        before = self._session.default_buffer.document.char_before_cursor
-        return bool(before) and (self._pastes.about(before) is not None or self._images.is_image(before))
+        return bool(self._paste_before_cursor())
+
+    def _paste_before_cursor(self) -> str:
+        """Return the sign of a paste or an image before the cursor, with the space behind an image, or ""."""
+        before = self._session.default_buffer.document.text_before_cursor[-2:]
+        if before[1:] == " " and self._images.is_image(before[0]):
+            return before
+        sign = before[-1:]
+        return sign if sign and (self._pastes.about(sign) is not None or self._images.is_image(sign)) else ""
 
     def _open_paste(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        sign = buffer.delete_before_cursor()
+        sign = buffer.delete_before_cursor(len(self._paste_before_cursor()))[0]
         if self._images.is_image(sign):
             self._kept_as_text.add(self._images.path(sign))
         buffer.insert_text(self._pastes.unfolded(self._with_paths(sign)))

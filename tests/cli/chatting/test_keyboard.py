@@ -495,11 +495,12 @@ def test_enter_shows_an_image_before_sending_it(prompt: Prompt, cat: Path) -> No
     assert prompt.turns(1) == [LABEL]
 
 
-def test_tab_turns_an_image_back_into_its_path(prompt: Prompt, cat: Path) -> None:
+@pytest.mark.parametrize("behind", [(), (BACKSPACE,)], ids=["behind the space", "behind the image"])
+def test_tab_turns_an_image_back_into_its_path(prompt: Prompt, cat: Path, behind: tuple[str, ...]) -> None:
     prompt.press("see ")
     prompt.press(f"'{cat}'", " ")
     prompt.shows(LABEL)
-    prompt.press(BACKSPACE, TAB, " ", "\r")
+    prompt.press(*behind, TAB, " ", "\r")
     assert prompt.turns(1) == [f"see '{cat}' "]
 
 
