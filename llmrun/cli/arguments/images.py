@@ -102,12 +102,15 @@ def tell_of_images(images: Sequence[GivenImage], projector: Projector | None) ->
 def tell_of_image(image: GivenImage, layout: ImageLayout | None) -> None:
     """Print a note if the model does not see all of an image. `layout` is None if it is unknown.
 
-    Most models round sizes to multiples of their patches, which loses nothing that is worth a note.
+    Rounding a side to a multiple of a patch is not worth a note if the model sees as many pixels as before.
     """
     header, name = image.header, visible_line(image.name)
     if header.animated:
         out.note(f"{name}: the image is animated, and the model sees only its first frame")
-    if layout is not None and min(layout.width / header.width, layout.height / header.height) < _LEAST_KEPT:
+    if layout is not None and (
+        layout.width * layout.height < header.width * header.height
+        or min(layout.width / header.width, layout.height / header.height) < _LEAST_KEPT
+    ):
         out.note(
             f"{name}: scaled down from {header.width}x{header.height} to {layout.width}x{layout.height} pixels "
             f"for the model ({counted(layout.rows, 'token')})"

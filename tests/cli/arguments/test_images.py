@@ -214,6 +214,8 @@ def test_every_loss_of_detail_is_reported(capsys: Capture) -> None:
     assert "sees only its first frame" in told(ImageHeader("GIF", 40, 40, animated=True))
     assert told(ImageHeader("GIF", 512, 300)) == ""
     assert told(ImageHeader("GIF", 520, 500)) == "", "sizes are rounded to multiples of a patch"
+    assert "scaled down from 520x512 to 512x512" in told(ImageHeader("GIF", 520, 512))
+    assert "scaled down from 600x100 to 512x512" in told(ImageHeader("GIF", 600, 100))
     one = ImageLayout((Rows(0, 1, 1, 1),), (), 32, 32)
     tell_of_image(GivenImage("a.gif", b"", "", ImageHeader("GIF", 1024, 768)), one)
     assert "(1 token)" in capsys.readouterr().err
