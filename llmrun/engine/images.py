@@ -53,7 +53,8 @@ def too_long(tokens: int, limit: int, images: Sequence[int], fewest: int) -> Con
         counts = [f"{n:,}" for n in images]
         taken = f"the {len(images)} images take {', '.join(counts[:-1])} and {counts[-1]} tokens"
     if max(images) > fewest:
-        ways = f"send {'a smaller image' if len(images) == 1 else 'fewer or smaller images'}, lower --image-max-tokens, or "
+        fewer = "a smaller image" if len(images) == 1 else "fewer or smaller images"
+        ways = f"send {fewer}, lower --image-max-tokens, or "
     else:
         ways = "send fewer images, or " if len(images) > 1 else ""
     return ContextExceeded.by_prompt(tokens, limit, hint=f"{taken}: {ways}raise --ctx-size")
