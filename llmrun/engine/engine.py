@@ -365,10 +365,13 @@ class Engine:
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
+        waits_for_image = False
         if self.image_encoder is not None:
             events += self._encode_image(self.image_encoder)
+            waits_for_image = self.image_encoder.next_of(requests.running) is not None
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
-        if not work and self.image_encoder is not None and self.image_encoder.next_of(requests.running) is not None:
+        if not work and self.image_encoder is not None and waits_for_image:
+            self.image_encoder.wait()
             return events
         if not work:
             return events + (requests.make_room() if requests.running else [])
@@ -403,15 +406,19 @@ class Engine:
         return events
 
     def _encode_image(self, encoder: ImageEncoder) -> list[Event]:
-        """Encode one image of a running request, if one is needed. Its errors end only this request."""
+        """Encode one image of a running request, if one is needed and decoded. Its errors end only this request."""
         running = self._requests.running
         if (answer := encoder.next_of(running)) is None:
             return []
-        if answer.prefill_started is None or answer.runs_alone:
-            answer.prefill_started = answer.prefill_started or time.perf_counter()
+        depth, is_new = len(running[answer].tokens), answer.prefill_started is None
+        answer.prefill_started = answer.prefill_started or time.perf_counter()
+        is_decoded = encoder.has_decoded(answer, depth)
+        if is_new or (answer.runs_alone and is_decoded):
             self._on_begin([answer.request_id])
+        if not is_decoded:
+            return []
         try:
-            encoder.encode(answer, len(running[answer].tokens))
+            encoder.encode(answer, depth)
         except Cancelled:
             return self._end_cancelled()
         except BackendCrashed:
@@ -556,7 +563,8 @@ class Engine:
         if timings.steps > _LEAST_STEPS and timings.decode_s > 0:
             # Steps with accepted drafts count once, so drafts never make the speed of a step look better than it is.
             self._best_decode = max(self._best_decode, (timings.steps - 1) / timings.decode_s)
-        if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED:
+        # Images are decoded while steps run, so the time without images would be too short.
+        if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED and not timings.encoded_images:
             self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
 
     def keep_costs(self) -> None:

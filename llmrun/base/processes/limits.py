@@ -89,6 +89,11 @@ class IsolatedProcess:
         if child is not None:
             child.end(0)
 
+    def kill(self) -> None:
+        """Kill the process, so that a request in another thread ends soon, and later ones start it again."""
+        if (child := self._child) is not None:
+            child.kill()
+
     def _running(self) -> Child:
         if self._child is not None and self._child.ended():
             self.close()  # another program or the system has killed the process

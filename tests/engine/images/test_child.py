@@ -31,7 +31,7 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.child.opening import describe, open_engine
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Finished, PrefixCause, Request, TextDelta, TextPrompt
+from llmrun.engine.requests import Failed, Finished, PrefixCause, Request, TextDelta, TextPrompt
 from tests.support.engine.pictures import BLUE, GREEN, RED, ask, plain, png
 
 pytestmark = pytest.mark.push
@@ -139,7 +139,7 @@ def test_files_that_break_while_decoding_end_only_their_request(server: Server) 
     """The header is valid, so the file is decoded before the error is found."""
     broken = FILES[0].replace(FILES[0][60:64], b"\0\0\0\0")
     server.ask(1, ask([broken, "?"]))
-    while not (events := server.next(Stepped).events) or events[-1].request_id != 1:
+    while not (failed := [event for event in server.next(Stepped).events if isinstance(event, Failed)]):
         pass
-    assert "image 1" in str(getattr(events[-1], "error", ""))
+    assert "image 1" in str(failed[0].error)
     assert server.answer(2, ask("hello"))[1] == "You said: hello"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from llmrun.base.errors import BackendCrashed, LlmrunError, UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.image_encoder import ImageEncoder
-from llmrun.engine.requests import Finished, TextDelta
+from llmrun.engine.requests import Event, Finished, TextDelta
+from llmrun.formats.images.decoding import Decoded
+from llmrun.formats.images.scaling import Scaled
 from llmrun.model.vision.layout import ImageLayout
 from tests.support.engine.answers import answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree
-from tests.support.engine.pictures import BLUE, GREEN, RED, Sight, ask, plain, png
+from tests.support.engine.pictures import BLUE, GREEN, RED, PlainDecoder, Sight, ask, plain, png
 
 FILES = [png(plain(64, 64, color)) for color in (RED, GREEN, BLUE)]
 LARGE = [png(plain(512, 512, color)) for color in (RED, GREEN, BLUE)]
@@ -65,6 +68,75 @@ def test_an_image_that_cannot_be_decoded_ends_only_its_request(tmp_path: Path) -
     assert isinstance(image.failed.error, UsageError)
     assert str(image.failed.error) == "image 1: the image cannot be decoded"
     assert text.text == "You said: hello"
+
+
+class SlowDecoder(PlainDecoder):
+    """Decodes the files in `slow` only when `go_on` is set, and fails if it is killed before."""
+
+    def __init__(self, *slow: bytes) -> None:
+        super().__init__()
+        self._slow, self._killed, self.go_on = slow, False, threading.Event()
+
+    def tiles(self, data: bytes, scaled: Sequence[Scaled], place: str) -> Decoded:
+        if data in self._slow:
+            assert self.go_on.wait(30)
+        if self._killed:
+            self._killed = False
+            raise UsageError(f"{place}: the image cannot be decoded: killed")
+        return super().tiles(data, scaled, place)
+
+    def kill(self) -> None:
+        self._killed = True
+        self.go_on.set()
+
+
+def slowly(sight: Sight, *slow: bytes) -> SlowDecoder:
+    """Make an engine wait for the decoding of these files."""
+    decoder = SlowDecoder(*slow)
+    vars(sight.engine.image_encoder)["_decoder"] = decoder
+    return decoder
+
+
+def test_steps_go_on_while_an_image_is_decoded(tmp_path: Path) -> None:
+    """Decoding 64 megapixels takes ten seconds, which would hold up the answers to all others."""
+    sight = Sight(tmp_path, max_sequences=3)
+    answer_all(sight.engine, [ask([FILES[1], "?"])])
+    decoder = slowly(sight, FILES[0])
+    slow = sight.engine.submit(ask([FILES[0], "?"]))
+    others = [sight.engine.submit(ask("hello")), sight.engine.submit(ask([FILES[1], "?"]))]
+    events: list[Event] = []
+    while len({event.request_id for event in events if isinstance(event, Finished)}) < 2:
+        events += sight.engine.step()
+    assert sight.encoded == 1
+    decoder.go_on.set()
+    answers = run_to_the_end(sight.engine, [slow, *others], events=events)
+    expected = ["You said: [4 rows of #ff0000]?", "You said: hello", "You said: [4 rows of #00ff00]?"]
+    assert [answer.text for answer in answers] == expected
+
+
+def test_cancel_stops_decoding(tmp_path: Path) -> None:
+    sight = Sight(tmp_path)
+    decoder = slowly(sight, FILES[0])
+    request_id = sight.engine.submit(ask([FILES[0], "?"]))
+    for _ in range(3):
+        sight.engine.step()
+    sight.engine.cancel(request_id)
+    [answer] = run_to_the_end(sight.engine, [request_id])
+    assert answer.finished.reason is FinishReason.CANCELLED
+    assert decoder.go_on.is_set()
+    [answer] = answer_all(sight.engine, [ask([FILES[1], "?"])])
+    assert answer.text == "You said: [4 rows of #00ff00]?"
+
+
+def test_close_stops_decoding(tmp_path: Path) -> None:
+    sight = Sight(tmp_path)
+    decoder = slowly(sight, FILES[0])
+    sight.engine.submit(ask([FILES[0], "?"]))
+    sight.engine.step()
+    encoder = sight.engine.image_encoder
+    assert encoder is not None
+    encoder.close()
+    assert decoder.go_on.is_set()
 
 
 def _refuse(data: bytes, scaled: object, place: str) -> Any:
@@ -184,7 +256,7 @@ def test_encoding_is_announced_to_the_watchdog(tmp_path: Path) -> None:
     assert isinstance(encoder, ImageEncoder)
     encoder.on_encode = rows.append
     answer_all(sight.engine, [ask([LARGE[0], "?"])])
-    assert rows == [8 * 256]
+    assert rows == [64 * 256]
 
 
 def test_finished_requests_hold_no_rows(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -369,3 +371,15 @@ def test_invalid_answers_are_errors(monkeypatch: pytest.MonkeyPatch, answer: byt
     with pytest.raises(UsageError, match="cannot be decoded: its process sent an invalid answer"):
         ImageDecoder().tiles(saved_as("PNG"), scaled(), "cat")
     assert len(closed) == 1
+
+
+@pytest.mark.push
+def test_kill_ends_a_request_of_another_thread(decoder: ImageDecoder) -> None:
+    """The image may belong to a request that has ended. The next one starts the process again."""
+    decoder.tiles(saved_as("PNG"), scaled(), "cat")
+    large, began = saved(Image.new("RGB", (8000, 8000)), "PNG"), time.monotonic()
+    threading.Timer(0.3, decoder.kill).start()
+    with pytest.raises(UsageError, match="cannot be decoded"):
+        decoder.tiles(large, scaled(896, 896), "large")
+    assert time.monotonic() - began < 3
+    assert decoder.tiles(saved_as("PNG"), scaled(), "cat").tiles

@@ -60,6 +60,9 @@ class PlainDecoder:
             tiles += [large[box.top : box.bottom, box.left : box.right] for box in one.boxes]
         return Decoded(tiles, hashlib.sha256(pixels.tobytes()).digest())
 
+    def kill(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
