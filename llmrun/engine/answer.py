@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import IMAGE_ROW, FinishReason, TokenLogprob
@@ -26,6 +26,7 @@ from llmrun.engine.requests import (
     TextDelta,
     TextPrompt,
     TokenLogprobs,
+    without_files,
 )
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.samplers import SamplerState, initial_state
@@ -209,6 +210,12 @@ class Answer:
         """Return the numbers under which tokens from position `first` on are cached."""
         numbers = tokens if self.images is None else self.images.marked(tokens, first)
         return numbers if self.adapters is None else self.adapters.marked(numbers, first)
+
+    def forget_files(self) -> None:
+        """Forget the files of the images, because a request may be remembered after its end (prefix_history.py)."""
+        if self.images is not None:
+            self.images.forget_files()
+            self.request = structs.replace(self.request, prompt=without_files(self.request.prompt))
 
     @property
     def words(self) -> Sequence[int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import IMAGE_ROW, Batch
@@ -164,6 +164,11 @@ class PromptImages:
         if self.rows:
             left = {tile.image for tile in self._from(depth)}
             self.rows = {index: rows for index, rows in self.rows.items() if index in left}
+
+    def forget_files(self) -> None:
+        """Forget the embeddings and files of all images."""
+        self.rows = {}
+        self.images = [structs.replace(image, data=b"") for image in self.images]
 
     def at(self, position: int) -> int | None:
         """Return the index of the image with a row at this position, or None."""

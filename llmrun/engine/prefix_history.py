@@ -19,14 +19,13 @@ from msgspec import structs
 
 from llmrun.base.errors import shown
 from llmrun.engine.prompt_parts import answer_after, continues, message_name, place_of
-from llmrun.engine.requests import ChatPrompt, PrefixCause, PrefixReport, TextPrompt
+from llmrun.engine.requests import ChatPrompt, PrefixCause, PrefixReport, without_files
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.answer import Answer
-    from llmrun.engine.requests import Prompt
     from llmrun.engine.thinking import ThinkingStyle
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -56,7 +55,7 @@ class _Seen:
     """
 
     def __init__(self, answer: Answer) -> None:
-        self.id, self.scope, self.prompt = answer.request_id, answer.prefix_scope, _without_files(answer.request.prompt)
+        self.id, self.scope, self.prompt = answer.request_id, answer.prefix_scope, without_files(answer.request.prompt)
         self.adapters = _adapters_of(answer)
         self.n_bytes = len(msgspec.json.encode(self.prompt))
         self.n_prompt = answer.prompt_tokens
@@ -264,13 +263,6 @@ def _tokens_of(answer: Answer) -> NDArray[np.int32]:
         return np.array(answer.tokens, np.int32)
     numbers = np.array(answer.images.marked(answer.tokens, 0), np.int64)
     return np.where(numbers < 0, -(-numbers % 2**31) - 1, numbers).astype(np.int32)
-
-
-def _without_files(prompt: Prompt) -> Prompt:
-    """Return a prompt without the files of its images."""
-    if isinstance(prompt, ChatPrompt) and prompt.images:
-        return structs.replace(prompt, images={})
-    return structs.replace(prompt, images=()) if isinstance(prompt, TextPrompt) and prompt.images else prompt
 
 
 def _adapters_of(answer: Answer) -> object:

@@ -130,6 +130,13 @@ class FillPrompt(Portable, frozen=True):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | FillPrompt
 
 
+def without_files(prompt: Prompt) -> Prompt:
+    """Return a prompt without the files of its images."""
+    if isinstance(prompt, ChatPrompt) and prompt.images:
+        return structs.replace(prompt, images={})
+    return structs.replace(prompt, images=()) if isinstance(prompt, TextPrompt) and prompt.images else prompt
+
+
 class Request(Portable, frozen=True):
     """A prompt with the options for its answer.
 

@@ -206,6 +206,7 @@ class Admission(Neighbours):
             self._outlook.observe(answer)
             slot = self.running.pop(answer)
             answer.computed_tokens = len(slot.tokens)
+            answer.forget_files()
             if answer.in_prefill:  # the tenant does not pay for the part of the prompt that was not processed
                 self.charge(answer, len(slot.tokens) - answer.prompt_tokens)
             self._slots.release(slot)
@@ -213,6 +214,7 @@ class Admission(Neighbours):
         for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because the list grows
             self._generated_tokens += answer.generated_tokens
             answer.computed_tokens = 0
+            answer.forget_files()
             self.waiting.remove(answer)
             self._is_paused = False
 

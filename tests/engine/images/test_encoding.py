@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmrun.base.errors import BackendCrashed, LlmrunError, UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.image_encoder import ImageEncoder
-from llmrun.engine.requests import Event, Finished, TextDelta
+from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta
 from llmrun.formats.images.decoding import Decoded
 from llmrun.formats.images.scaling import Scaled
 from llmrun.model.vision.layout import ImageLayout
@@ -269,6 +269,20 @@ def test_finished_requests_hold_no_rows(tmp_path: Path) -> None:
     assert isinstance(events[-1], Finished)
     assert prepared.images is not None
     assert not prepared.images.rows
+
+
+def test_ended_requests_hold_no_files(tmp_path: Path) -> None:
+    """The engine's process remembers requests for a while, and 32 images may take 16 MiB each."""
+    sight = Sight(tmp_path)
+    answers = [sight.engine.prepare(ask([file, "?"])) for file in FILES[:2]]
+    ids = [sight.engine.enqueue(answer) for answer in answers]
+    sight.engine.cancel(ids[1])
+    run_to_the_end(sight.engine, ids)
+    for answer in answers:
+        assert isinstance(answer.request.prompt, ChatPrompt)
+        assert not answer.request.prompt.images
+        assert answer.images is not None
+        assert [image.data for image in answer.images.images] == [b""]
 
 
 def test_errors_of_images_are_raised_by_generate(tmp_path: Path) -> None:
