@@ -89,8 +89,10 @@ class ImageMarks:
 
     def check(self, rendered: str, template: str) -> None:
         """Raise TemplateRefused if the text lacks a mark, unless the template left out the whole message."""
-        written = [int(number) for number in self._mark.findall(rendered)]
-        number = 0
+        found = self._mark.findall(rendered)
+        if unknown := set(found) - set(map(str, range(len(self._parts)))):
+            raise TemplateRefused(f"chat template leaves out images: {template}: it changes {len(unknown)} of them")
+        written, number = [*map(int, found)], 0
         for message in self._prompt.messages:
             parts = _parts_of(message)
             own = [*range(number, number + sum(map(is_image, parts)))]

@@ -133,6 +133,13 @@ def test_templates_that_leave_out_images_are_refused(tmp_path: Path) -> None:
         Sight(tmp_path, chat_template=DROPS_TEXT).engine.prepare(ask(["a", RED_FILE]))
 
 
+@pytest.mark.parametrize("number", ["7", "9" * 5000])
+def test_templates_cannot_change_the_number_of_an_image(tmp_path: Path, number: str) -> None:
+    template = turns("{{ m.content | replace('a word', '') | replace('x0x', 'xNx') }}".replace("N", number))
+    with pytest.raises(TemplateRefused, match="leaves out images"):
+        Sight(tmp_path, chat_template=template).engine.prepare(ask(["a word", RED_FILE]))
+
+
 def test_templates_may_leave_out_whole_turns(tmp_path: Path) -> None:
     sight = Sight(tmp_path, chat_template=LAST_ONLY)
     [answer] = answer_all(sight.engine, [ask(["see", RED_FILE], "Red.", ["and", BLUE_FILE])])
