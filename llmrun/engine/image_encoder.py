@@ -28,7 +28,6 @@ _LEARNT: Final = 0.3  # the weight of the last image in the time per row
 # At most so many rows of text take as long as encoding a row of an image. Gemma 3's rows take 21 GFLOP each, so with a
 # smaller number, an encoding on a slow processor would be taken for a hang, which ends all requests.
 _TEXT_ROWS: Final = 64
-_DECODING_S: Final = 0.05  # how long a step waits for the decoding of an image; small images take less
 
 
 class RecentRows:
@@ -104,7 +103,10 @@ class ImageEncoder:
     on_encode    called before an image is encoded, with the maximum number of rows of text that take as long
     encoding     the id of the request whose image is being encoded, or None
     row_seconds  how long a row of an image takes, or 0 until an image was encoded
+    wait_s       how many seconds a step waits for the decoding of an image; small images take less
     """
+
+    wait_s = 0.05
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
@@ -162,7 +164,7 @@ class ImageEncoder:
     def wait(self) -> None:
         """Wait a moment for the image that is being decoded, if any."""
         if self._decoding is not None:
-            self._decoding.join(_DECODING_S)
+            self._decoding.join(self.wait_s)
 
     def _next_image(self, answer: Answer, depth: int) -> tuple[int, PromptImage]:
         assert answer.images is not None, "the request has images"
@@ -213,7 +215,7 @@ class ImageEncoder:
         if self._decoding is not None:
             while self._decoding.is_alive():
                 self._decoding.stop()
-                self._decoding.join(_DECODING_S)
+                self._decoding.join(self.wait_s)
             self._decoding = None
         if "_decoder" in vars(self):
             self._decoder.close()

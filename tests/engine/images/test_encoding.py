@@ -93,7 +93,9 @@ class SlowDecoder(PlainDecoder):
 def slowly(sight: Sight, *slow: bytes) -> SlowDecoder:
     """Make an engine wait for the decoding of these files."""
     decoder = SlowDecoder(*slow)
+    assert sight.engine.image_encoder is not None
     vars(sight.engine.image_encoder)["_decoder"] = decoder
+    sight.engine.image_encoder.wait_s = 0.05
     return decoder
 
 

@@ -86,6 +86,7 @@ class Sight:
         self.decoder = PlainDecoder()
         assert self.engine.image_encoder is not None
         vars(self.engine.image_encoder)["_decoder"] = self.decoder
+        self.engine.image_encoder.wait_s = 30.0  # steps are the same on a busy machine
 
     @property
     def encoded(self) -> int:
