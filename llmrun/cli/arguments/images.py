@@ -140,7 +140,7 @@ def _readings(text: str) -> Iterator[Sequence[str]]:
     if len(lines) > 1:
         yield lines
     try:
-        yield shlex.split(text, posix=os.name != "nt" or "'" in text)
+        yield shlex.split(text, posix=sys.platform != "win32" or "'" in text)
     except ValueError:  # a quote is not closed
         return
 
@@ -156,7 +156,7 @@ def plain_path(text: str) -> str:
         if url.netloc not in ("", "localhost"):
             return text
         text = unquote(url.path)
-        if os.name == "nt":
+        if sys.platform == "win32":
             text = text.removeprefix("/")
     return os.path.expanduser(text)  # noqa: PTH111  (Path.expanduser may raise)
 
@@ -215,7 +215,7 @@ def tell_of_paths_in_text(text: str, way: str) -> None:
 def unescaped(word: str) -> str:
     """Return the path of a word in a shell's notation."""
     try:
-        words = shlex.split(word) if os.name != "nt" else []
+        words = shlex.split(word) if sys.platform != "win32" else []
     except ValueError:
         words = []
     return plain_path(words[0] if len(words) == 1 else word)

@@ -586,7 +586,8 @@ class AnswerFlags:
     def refuse_local(self) -> None:
         """Raise UsageError if a flag was given that applies only to models on this machine."""
         for name in _NOT_FOR_SERVERS:
-            if getattr(self, name) not in (None, False):
+            value = getattr(self, name)
+            if value is not None and value is not False:  # 0 is a device
                 raise UsageError(
                     f"--{name.replace('_', '-')}: not supported for models on a server, which controls this setting",
                     hint="leave out this flag, or set it when you start the server",

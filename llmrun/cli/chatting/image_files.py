@@ -8,16 +8,14 @@ Folders are created with mode 0700 and files with mode 0600, like the conversati
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError
-from llmrun.base.folders import O_BINARY
+from llmrun.base.folders import write_private
 from llmrun.cli.chatting.events import ImageShown
 
 _LOCK = ".lock"
@@ -63,7 +61,7 @@ class ImageFiles:
         with self._locked():
             for image, data in files:
                 if not (path := self.path(image)).exists():
-                    _write(path, data)
+                    write_private(path, data)
             yield
 
     def remove_unused(self, conversations: Callable[[], Iterable[Path]]) -> None:
@@ -96,17 +94,3 @@ def _contents(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:  # removed since the folder was listed
         return b""
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

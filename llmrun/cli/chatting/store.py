@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import stat
 import unicodedata
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.base.folders import O_BINARY
+from llmrun.base.folders import O_BINARY, write_private
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import Answered, Began, Event, Piece, from_line, to_line
 from llmrun.engine.saved_state.budget import ENDING
@@ -543,14 +542,4 @@ def _make_folder(folder: Path) -> None:
 
 def _write_whole(path: Path, conversation: Conversation) -> None:
     """Replace a file atomically. Readers see either the old file or the complete new file."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o600)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
-            file.writelines(map(to_line, conversation.history()))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_private(path, b"".join(map(to_line, conversation.history())))

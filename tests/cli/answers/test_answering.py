@@ -112,8 +112,8 @@ def test_tool_calls_as_text_can_be_switched_off() -> None:
     [
         (False, None, "", None),
         (False, "off", "", None),
-        (False, "p.gguf", "p.gguf", 70),
-        (True, "p.gguf", "p.gguf", 70),
+        (False, "/p.gguf", "/p.gguf", 70),
+        (True, "/p.gguf", "/p.gguf", 70),
     ],
 )
 def test_the_projector_is_opened_only_if_needed(

@@ -175,7 +175,7 @@ def test_a_full_disk_ends_the_saving_with_a_note(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("llmrun.cli.chatting.image_files._write", full)
+    monkeypatch.setattr("llmrun.cli.chatting.image_files.write_private", full)
     record = held(store, "one", CAT)
     assert "no longer being saved" in capsys.readouterr().err
     assert record.image(shown(CAT)) == CAT
