@@ -126,15 +126,12 @@ ENCODER = 200 * MIB
 WORKING = 50 * MIB
 
 
-def projector(**fields: Any) -> ProjectorFile:
-    """Return a projector with a large encoder, whose activations need WORKING bytes."""
-    return cast(
-        ProjectorFile,
-        SimpleNamespace(
-            **{"is_causal": True, "most_rows": 1024, "weight_bytes": ENCODER, "working_bytes": lambda most: WORKING}
-            | fields
-        ),
-    )
+def projector(
+    *, weight_bytes: int = ENCODER, working: int = WORKING, is_causal: bool = True, most_rows: int = 1024
+) -> ProjectorFile:
+    """Return a projector with a large encoder, whose activations need `working` bytes."""
+    sizes = {"weight_bytes": weight_bytes, "memory_bytes": weight_bytes + working}
+    return cast(ProjectorFile, SimpleNamespace(is_causal=is_causal, most_rows=most_rows, **sizes))
 
 
 def placed(path: Path, asked: OpenOptions, free: int, *, encoder: ProjectorFile | None) -> tuple[int, int]:
@@ -159,7 +156,7 @@ def test_projectors_need_memory_besides_their_models(tmp_path: Path) -> None:
 
 def test_two_way_masks_need_larger_batches(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
-    large = projector(is_causal=False, most_rows=1120, weight_bytes=0, working_bytes=lambda most: 0)
+    large = projector(is_causal=False, most_rows=1120, weight_bytes=0, working=0)
     assert [rows_at_once(each) for each in (None, projector(), large)] == [512, 512, 1120]
     with open_gguf(path) as file:
         usual, more = (footprint_on_llama(file, cache=KVBytes(1), projector=each).scratch for each in (None, large))

@@ -118,8 +118,8 @@ def test_every_answer_gets_a_verdict(text: str, schema: Any, said: str, process:
 
 @pytest.mark.push
 def test_an_endless_pattern_ends_at_the_time_limit(process: ConstraintProcess) -> None:
-    verdict = validate(f'"{"a" * 40}!"', {"pattern": "^(a+)+$"}, timeout_s=0.2, process=process)
-    assert line(verdict) == "not validated: it takes longer than 0.2 s"
+    verdict = validate(f'"{"a" * 40}!"', {"pattern": "^(a+)+$"}, timeout_s=0.5, process=process)
+    assert line(verdict) == "not validated: it takes longer than 0.5 s"
     assert line(validate("1", {}, process=process)) == "valid"  # by the next process
 
 
