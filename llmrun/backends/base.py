@@ -378,7 +378,7 @@ class Vision(Protocol):
 
     @property
     def projector(self) -> Projector:
-        """What the projector's file says about the encoder."""
+        """The projector, as the header of its file describes it."""
 
     def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
         """Return the embeddings of an image, float32[layout.rows, projector.row_width]. Call it between passes.

@@ -184,7 +184,7 @@ def open_model(
 
         opened: OpenModel | None = None
         if settings.warm and watch is unwatched and not is_stand_in(settings.backend):
-            if images or settings.mmproj not in (None, MMPROJ_OFF):
+            if _needs_projector(settings, images):
                 out.detail("warm       no: only the CPU engine runs in the background, and it cannot read images yet")
             else:
                 opened = _joined(held, settings, chat_template, open_here)
@@ -224,16 +224,9 @@ def _joined(
 
 
 def _projector(model: Path, settings: Settings) -> Projector | None:
-    """Read the header of a model's projector. Returns None if there is no projector, or if the header is not valid."""
-    from llmrun.hub.local.projectors import projector_for
-    from llmrun.model.vision.projector import read_projector
+    from llmrun.cli.answers.vision import projector_of  # most runs do not need this module
 
-    try:
-        path = projector_for(model, settings.mmproj)
-        least, most = settings.image_min_tokens, settings.image_max_tokens
-        return None if path is None else read_projector(path, least=least, most=most)
-    except LlmrunError:  # opening the model with the projector will report the error
-        return None
+    return projector_of(model, settings)
 
 
 @contextmanager
@@ -311,7 +304,11 @@ def fetch_model(settings: Settings, *, images: bool) -> None:
     """
     if not is_endpoint(settings.model):
         options = local_options(settings)
-        _with_projector(options, _found(settings.model, settings, options), settings, images)
+        found = _found(settings.model, settings, options)
+        if _needs_projector(settings, images):
+            from llmrun.cli.answers.vision import with_projector
+
+            with_projector(options, found, settings, needed=images)
 
 
 def announce_loading(settings: Settings) -> None:
@@ -361,7 +358,10 @@ def model_files(settings: Settings, *, sequences: int = 1, images: bool = False)
     check_options(options)
     draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
     found = _found(settings.model, settings, options)
-    options = _with_projector(options, found, settings, images)
+    if _needs_projector(settings, images):
+        from llmrun.cli.answers.vision import with_projector
+
+        options = with_projector(options, found, settings, needed=images)
     with ExitStack() as held:
         for path in (found.path, draft, Path(options.mmproj) if options.mmproj else None):
             if path is not None:
@@ -394,21 +394,8 @@ def local_options(settings: Settings) -> OpenOptions:
     )
 
 
-def _with_projector(options: OpenOptions, model: ResolvedModel, settings: Settings, images: bool) -> OpenOptions:
-    """Return the options with the model's projector, if the run needs it. May raise any LlmrunError from the hub.
-
-    Raises UsageError if this machine cannot use the projector.
-    """
-    if not images and settings.mmproj in (None, MMPROJ_OFF):
-        return options
-    from llmrun.hub.resolve.projectors import projector_options
-
-    mmproj, least, most = projector_options(
-        model.path, settings, name=model.name, wanted=False, needed=images, reporter=HubReporter()
-    )
-    options = replace(options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)
-    check_options(options)
-    return options
+def _needs_projector(settings: Settings, images: bool) -> bool:
+    return images or settings.mmproj not in (None, MMPROJ_OFF)
 
 
 def _tell_of_unused_gpu_flags(settings: Settings) -> None:

@@ -31,7 +31,7 @@ from llmrun.cli.answers.answering import (
 )
 from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.answers.room import make_room_for
-from llmrun.cli.answers.vision import reading_images
+from llmrun.cli.answers.vision import with_projector
 from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
@@ -97,7 +97,9 @@ def serve_models(
         given: list[tuple[KnownModel, ModelFiles]] = []
         for named in (with_model(settings, name) for name in names):
             preset = None if named.preset is None else _without_prompt(named.preset)
-            files = reading_images(held.enter_context(model_files(named)), named)
+            files = held.enter_context(model_files(named))
+            reading = with_projector(files.options, files.found, named, wanted=True)
+            files = dataclasses.replace(files, options=reading)
             name = files.found.name if preset is None else preset.name
             known = given_model(name, files.found.path, preset)
             given += [(known, files), *((known.with_adapter(LoraOption.parse(text)), files) for text in settings.loras)]
@@ -135,8 +137,10 @@ class _Opener:
         files = self._files.get(known.path)
         if files is None:
             found = await asyncio.to_thread(_stored, known)
-            stored = ModelFiles(found, None, local_options(self._settings), ModelLoading(found.name, found.path))
-            files = await asyncio.to_thread(reading_images, stored, self._without_given_projector())
+            chosen = await asyncio.to_thread(
+                with_projector, local_options(self._settings), found, self._without_given_projector(), wanted=True
+            )
+            files = ModelFiles(found, None, chosen, ModelLoading(found.name, found.path))
         await asyncio.to_thread(
             make_room_for, files.found.path, files.options, draft=files.draft, sequences=self._flags.parallel
         )

@@ -1,32 +1,53 @@
-"""Lets servers and batches open a model with its vision projector."""
+"""Opens models with their vision projectors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.backends.registry import check_options
-from llmrun.cli.console.progress import HubReporter
-from llmrun.hub.resolve.projectors import projector_options
+from llmrun.base.errors import LlmrunError
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.answering import ModelFiles
+    from pathlib import Path
+
+    from llmrun.backends.base import OpenOptions
+    from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.model.vision.layout import Projector
     from llmrun.options.settings import Settings
 
 
-def reading_images(files: ModelFiles, settings: Settings, *, needed: bool = False) -> ModelFiles:
-    """Return the files with options that open the projector, too. A note says if this machine cannot use the projector.
+def with_projector(
+    options: OpenOptions, model: ResolvedModel, settings: Settings, *, wanted: bool = False, needed: bool = False
+) -> OpenOptions:
+    """Return the options for opening a model with its projector, if it has one.
 
-    needed  True if there is an image, so that a model without a projector is an error
+    wanted, needed  as in `projector_options`
 
-    Raises UsageError and ModelNotFound for a projector that the settings name and that cannot be used.
+    Raises UsageError if this machine cannot use the projector, except that `wanted` alone gives a note. May raise any
+    LlmrunError from the hub.
     """
-    found = files.found
+    from llmrun.backends.registry import check_options
+    from llmrun.cli.console.progress import HubReporter
+    from llmrun.hub.resolve.projectors import projector_options
+
     mmproj, least, most = projector_options(
-        found.path, settings, name=found.name, wanted=True, needed=needed, reporter=HubReporter()
+        model.path, settings, name=model.name, wanted=wanted, needed=needed, reporter=HubReporter()
     )
     if not mmproj:
-        return files
-    options = replace(files.options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)
+        return options
+    options = replace(options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)
     check_options(options)
-    return replace(files, options=options)
+    return options
+
+
+def projector_of(model: Path, settings: Settings) -> Projector | None:
+    """Read the header of a model's projector. Returns None if there is no projector, or if the header is not valid."""
+    from llmrun.hub.local.projectors import projector_for
+    from llmrun.model.vision.projector import read_projector
+
+    try:
+        path = projector_for(model, settings.mmproj)
+        least, most = settings.image_min_tokens, settings.image_max_tokens
+        return None if path is None else read_projector(path, least=least, most=most)
+    except LlmrunError:  # opening the model with the projector will report the error
+        return None

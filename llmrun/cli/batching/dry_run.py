@@ -157,14 +157,12 @@ def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
     """Open the model in this process with the options that a worker would use in another process."""
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.cli.answers.answering import model_files, smaller_ones_named, tell_of_too_many_threads, to_open
-    from llmrun.cli.answers.vision import reading_images
     from llmrun.engine.child.opening import describe, open_engine
 
     tell_of_too_many_threads(settings)
-    with model_files(settings, sequences=wanted.parallel) as files:
-        read = reading_images(files, settings, needed=True) if wanted.images else files
+    with model_files(settings, sequences=wanted.parallel, images=wanted.images) as files:
         opening = to_open(
-            settings, read, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
+            settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )
         with kernel_warnings_told(out.note), smaller_ones_named(files.found.entry):
             engine = open_engine(opening, lambda message: _tell(message, files.loading), lambda ids: None)

@@ -16,7 +16,6 @@ from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
 from llmrun.options.settings import MMPROJ_OFF
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.answering import ModelFiles
     from llmrun.cli.answers.loading import ModelLoading
     from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.child.messages import Open
@@ -114,27 +113,23 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
         return
     from llmrun.cli.answers.answering import to_open
 
+    clusters = [*filter(is_ray, wanted.names)]
+    if clusters and (wanted.images or settings.mmproj not in (None, MMPROJ_OFF)):
+        raise UsageError("--workers: Ray workers cannot read images, because they do not receive the projector")
     with ExitStack() as held:
-        files = held.enter_context(model_files(settings, sequences=wanted.parallel))
+        files = held.enter_context(model_files(settings, sequences=wanted.parallel, images=wanted.images))
         held.enter_context(smaller_ones_named(files.found.entry))
-
-        def opening(files: ModelFiles) -> Open:
-            return to_open(
-                settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
-            )
-
+        opening = to_open(
+            settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
+        )
         found: list[Worker] = []
         if LOCAL in wanted.names:
-            from llmrun.cli.answers.vision import reading_images
             from llmrun.jobs.batching.workers.local import LocalWorker
 
             tell_of_too_many_threads(settings)
-            local = opening(reading_images(files, settings, needed=True) if wanted.images else files)
-            found.append(LocalWorker(local, loading=files.loading, note=out.note, detail=out.detail))
-        for name in filter(is_ray, wanted.names):
-            if wanted.images or settings.mmproj not in (None, MMPROJ_OFF):
-                raise UsageError("--workers: Ray workers cannot read images, because they do not receive the projector")
-            found += held.enter_context(_on_ray(name, opening(files), settings, files.loading))
+            found.append(LocalWorker(opening, loading=files.loading, note=out.note, detail=out.detail))
+        for name in clusters:
+            found += held.enter_context(_on_ray(name, opening, settings, files.loading))
         yield [*found, *servers]
 
 

@@ -19,6 +19,7 @@ import math
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import UsageError
+from llmrun.formats.images.header import LONGEST_SIDE
 from llmrun.formats.images.scaling import Filter, Scaled
 from llmrun.model.vision.family import (
     LOW,
@@ -33,7 +34,7 @@ from llmrun.model.vision.family import (
     whole_image,
 )
 from llmrun.model.vision.layout import ImageLayout, Rows
-from llmrun.model.vision.whole import LONGEST_RATIO, aligned_size, most_aligned
+from llmrun.model.vision.whole import aligned_size, most_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,7 +154,7 @@ class Lfm2VL(Family):
 
     @property
     def most_rows(self) -> int:
-        return max(self._of_tile, most_aligned(self._least, self._most, LONGEST_RATIO))
+        return max(self._of_tile, most_aligned(self._least, self._most, LONGEST_SIDE))
 
     def layout(self, width: int, height: int, detail: str) -> ImageLayout:
         unit = self.sizes.unit

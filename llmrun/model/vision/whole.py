@@ -20,6 +20,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from llmrun.base.errors import UsageError
+from llmrun.formats.images.header import LONGEST_SIDE
 from llmrun.formats.images.scaling import Filter
 from llmrun.model.vision.family import (
     HIGH,
@@ -35,8 +36,6 @@ from llmrun.model.vision.family import (
 
 if TYPE_CHECKING:
     from llmrun.model.vision.layout import ImageLayout
-
-LONGEST_RATIO = 16384  # of sides, in images that the decoder accepts
 
 
 class Gemma3(Family):
@@ -183,7 +182,7 @@ class Pixtral(Family):
         side = -(-self.sizes.image_size // self.sizes.unit)
         most = _with_breaks(side, side)
         if (least := self.limits.least) is not None:
-            most = max(most, 2 * most_aligned(least, self.limits.most or least, LONGEST_RATIO))
+            most = max(most, 2 * most_aligned(least, self.limits.most or least, LONGEST_SIDE))
         return most
 
     def layout(self, width: int, height: int, detail: str) -> ImageLayout:

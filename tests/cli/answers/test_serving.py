@@ -16,7 +16,7 @@ from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.answering import ModelFiles
 from llmrun.cli.answers.loading import ModelLoading
-from llmrun.cli.answers.vision import reading_images
+from llmrun.cli.answers.vision import with_projector
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset
@@ -84,7 +84,7 @@ def test_models_are_served_with_their_own_projectors(tmp_path: Path, monkeypatch
     monkeypatch.setattr(serving, "_stored", lambda known: found[known.name])
     monkeypatch.setattr(serving, "ModelProcess", lambda opening, *_, **__: opening)
     files = ModelFiles(found["given"], None, OpenOptions(), ModelLoading("given", found["given"].path))
-    read = reading_images(files, settings)
+    read = replace(files, options=with_projector(files.options, files.found, settings, wanted=True))
     opener = serving._Opener(ServeFlags(), settings, [(known[0], read)], None, ServingOptions())
 
     async def projector(model: KnownModel) -> tuple[object, object]:
@@ -94,7 +94,8 @@ def test_models_are_served_with_their_own_projectors(tmp_path: Path, monkeypatch
 
     assert asyncio.run(projector(known[0])) == (asked, 256)
     assert asyncio.run(projector(known[1])) == (str(tmp_path / "other" / "mmproj-tiny-gemma3-F32.gguf"), 256)
-    assert reading_images(files, replace(settings, mmproj="off")).options == files.options
+    off = replace(settings, mmproj="off")
+    assert with_projector(files.options, files.found, off, wanted=True) == files.options
 
 
 def test_requests_get_the_system_prompt_of_a_preset_with_its_defaults(

@@ -679,7 +679,7 @@ class _ModelSizes(TypedDict):
 
 
 class _Modalities(TypedDict):
-    """What a model reads and writes, as in llama-server."""
+    """The kinds of input and output of a model, as in llama-server."""
 
     input_modalities: list[Literal["text", "image"]]
     output_modalities: list[Literal["text"]]
