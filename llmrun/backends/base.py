@@ -373,6 +373,20 @@ class DraftHead(Protocol):
         """Stop a forward pass in the same way as `Backend.cancel`."""
 
 
+class Encoding(Protocol):
+    """An image that is being encoded. The engine advances it between steps, so that other answers go on."""
+
+    def advance(self, seconds: float) -> NDArray[np.float32] | None:
+        """Encode, or wait for the encoder, for about so many seconds. With 0, only look whether the image is encoded.
+
+        Returns the embeddings, float32[layout.rows, projector.row_width], or None until they are complete. Raises
+        Cancelled after `cancel`, and LlmrunError if the encoder fails, which concerns only this image.
+        """
+
+    def cancel(self) -> None:
+        """Stop encoding soon. Thread-safe and idempotent."""
+
+
 class Vision(Protocol):
     """The encoder of a model that reads images."""
 
@@ -380,11 +394,10 @@ class Vision(Protocol):
     def projector(self) -> Projector:
         """The projector, as the header of its file describes it."""
 
-    def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
-        """Return the embeddings of an image, float32[layout.rows, projector.row_width]. Call it between passes.
+    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> Encoding:
+        """Begin to encode an image. At most one image is being encoded at a time.
 
         tiles  uint8[height, width, 3], the boxes of the layout in their order
-        Raises Cancelled if `Backend.cancel` was called, and LlmrunError if the encoder fails.
         """
 
 
