@@ -19,7 +19,7 @@ from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
-from llmrun.backends.cpu.steps import Rotations, WantedRows, check_whole, runs_of, steps_of
+from llmrun.backends.cpu.steps import Rotations, StepImages, WantedRows, check_whole, runs_of, steps_of
 from llmrun.backends.cpu.team import TEAM_KERNELS, SummingTeam, Team, WatchedTeam, named_digests
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe
@@ -55,11 +55,19 @@ _Team = TypeVar("_Team", bound=Team)
 class CpuBackend:
     """The Backend that runs llmrun's own kernels."""
 
-    def __init__(self, file: GGUFFile, options: OpenOptions, early: EarlyMemory | None = None) -> None:
+    def __init__(
+        self,
+        file: GGUFFile,
+        options: OpenOptions,
+        early: EarlyMemory | None = None,
+        vision: Vision | None = None,
+    ) -> None:
         """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit, and UsageError for wrong adapters.
 
-        early  memory that may be used for the weights
+        early   memory that may be used for the weights
+        vision  the encoder of a model that reads images
         """
+        self.vision = vision
         with opened_adapters(options.adapters, file) as adapters:
             self._open(file, options, adapters, early)
 
@@ -71,12 +79,13 @@ class CpuBackend:
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
         base = architecture.plan(file, config)
-        self.plan = base
+        self.plan = base if self.vision is not None else base.without_images()
         if adapters:
             from llmrun.backends.cpu.adapters import adapted
 
-            self.plan = adapted(base, adapters)
+            self.plan = adapted(self.plan, adapters)
         head = architecture.draft_plan(file, config) if options.draft_head else None
+        head = head and head.without_images()
         n_threads = options.threads or default_threads()
         max_sequences = options.max_sequences
         if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs its own memory
@@ -88,7 +97,7 @@ class CpuBackend:
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
-        self._max_rows = rows_of_step(self.plan, config.train_context, context_size)
+        self._max_rows = max(rows_of_step(self.plan, config.train_context, context_size), self._most_image_rows)
         packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head), early)
         self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
         lowered = time.perf_counter()
@@ -100,7 +109,7 @@ class CpuBackend:
             tokenizer_s = time.perf_counter() - packing
             options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
-        key = key_of(_decisive(file, base, ropes, kv_type)) if options.saves_state else ""
+        key = key_of(_decisive(file, base.without_images(), ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
         self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
@@ -159,7 +168,6 @@ class CpuBackend:
             n_threads=n_threads,
         )
         self.draft_head: CpuDraftHead | None = None
-        self.vision: Vision | None = None
         if head is not None:
             from llmrun.backends.cpu.draft_head import CpuDraftHead
 
@@ -187,9 +195,14 @@ class CpuBackend:
         for part in lowered:
             part.link()
 
+    @property
+    def _most_image_rows(self) -> int:
+        """The largest number of rows that must be in one step because they attend to each other."""
+        return 0 if self.vision is None or self.vision.projector.is_causal else self.vision.projector.most_rows
+
     def forward(self, batch: Batch) -> Outputs:
         """Run a forward pass in steps, in order, as specified by Backend.forward."""
-        check_batch(batch, self.info, self.kv.lengths)
+        check_batch(batch, self.info, self.kv.lengths, 0 if self.vision is None else self.vision.projector.row_width)
         sequences = batch.seq.tolist()
         is_causal = self.plan.is_causal
         if not is_causal:
@@ -201,7 +214,7 @@ class CpuBackend:
             if len(sequences) > self._max_rows:
                 self.kv.require(Counter(sequences))
             scored = shown = 0
-            for rows in steps_of(sequences, self._max_rows, whole=not is_causal):
+            for rows in steps_of(sequences, self._max_rows, whole=not is_causal, ahead=batch.ahead):
                 self.kv.extend(Counter(sequences[rows]))
                 wanted = WantedRows.of(batch.want[rows], self.plan.hidden)
                 self._run(batch, rows, wanted, logits[scored : scored + wanted.scored])
@@ -221,22 +234,24 @@ class CpuBackend:
 
     def _run(self, batch: Batch, rows: slice, wanted: WantedRows, logits: NDArray[np.float32]) -> None:
         positions = np.ascontiguousarray(batch.pos[rows], np.int32)
+        images = None if batch.embeds is None else StepImages.of(batch, rows)
+        tokens = batch.tokens[rows]
         inputs = (
-            np.ascontiguousarray(batch.tokens[rows], np.int32),
+            np.ascontiguousarray(tokens if images is None else np.maximum(tokens, 0), np.int32),
             positions,
             self.kv.table_addresses(batch.seq[rows]),
             wanted.rows,
-            self._rotations.of(positions),
+            self._rotations.of(positions if batch.rope_pos is None else batch.rope_pos[rows]),
             logits,
         )
         scales = _contiguous_scales(batch, rows)
         if self._states is None:
-            self._team.run(*inputs, scales=scales)
+            self._team.run(*inputs, scales=scales, images=images)
             return
         scored = (batch.want[rows] & LOGITS).tolist()
         runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), scored))
         try:
-            self._team.run(*inputs, runs, scales)
+            self._team.run(*inputs, runs, scales, images)
             self._states.finish()
         except BaseException:  # a signal handler may raise even after the step, or inside `finish`
             self._states.lose()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering import FLOAT, LANES, Lowered, Lowering
+from llmrun.backends.cpu.lowering import FLOAT, LANES, Lowered, Lowering, Needed
 from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.formats.layouts import records
@@ -59,7 +59,6 @@ def _records(work: Lowering) -> Lowered:
     keep = [*work.keep, *work.rows.memory, work.packed, *work.kv, *work.states]
     width = 0 if plan.logits is None else round_up(plan.logits.width, LANES)
     hidden, given = _view(work, plan.hidden), _view(work, plan.given)
-    of_adapters = np.array([record.of_adapters for record in work.records])
     used, reaches = plan.experts_used, plan.reaches
     return Lowered(
         records=words,
@@ -71,8 +70,9 @@ def _records(work: Lowering) -> Lowered:
         hidden=hidden,
         given=given,
         experts_used=used,
-        of_adapters=of_adapters,
+        needed=np.array([record.needed for record in work.records], np.int8),
         reaches=reaches,
+        looks_ahead=np.array([[plan.looks_ahead(reach)] for reach in reaches], np.int32).reshape(-1, 1),
         keep=keep,
     )
 
@@ -107,7 +107,8 @@ def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
             work.give_back(value)
     following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
     shares_input = isinstance(op, Product) and isinstance(following, Product) and op.x is following.x
-    if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input:
+    is_optional = work.records[-1].needed is not Needed.ALWAYS
+    if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input and not is_optional:
         work.rows.barrier()
 
 

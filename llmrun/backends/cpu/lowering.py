@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +114,14 @@ class Buffer(Struct, frozen=True):
     private: bool
 
 
+class Needed(IntEnum):
+    """The steps in which a record runs."""
+
+    ALWAYS = 0
+    ADAPTERS = 1  # steps in which a row uses a LoRA adapter
+    IMAGES = 2  # steps with rows of images
+
+
 class OpRecord(Struct):
     """A kernel call before it is written to memory. `words` is a NamedTuple from plan/ops that is stored at OP_ARGS."""
 
@@ -123,7 +132,7 @@ class OpRecord(Struct):
     # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
     # record is a matrix product with the same input, no barrier is needed between the records.
     independent_input: Value | None = None
-    of_adapters: bool = False  # true if only rows that use a LoRA adapter need the record
+    needed: Needed = Needed.ALWAYS
 
 
 @dataclass(slots=True)
@@ -139,16 +148,23 @@ class Lowered:
     hidden: NDArray[np.float32] | None  # [rows, hidden size]: where the last step left the plan's hidden state
     given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
     experts_used: int  # number of rows of a CHOSEN value for each row of the step
-    of_adapters: NDArray[np.bool_]  # [ops]: the records that are only needed if a row of the step uses a LoRA adapter
+    needed: NDArray[np.int8]  # [ops]: the steps in which each record runs, as in Needed
     reaches: list[Reach]  # the reaches of the plan
+    looks_ahead: NDArray[np.int32]  # [reaches, 1]: 1 if rows of images may look ahead in layers with the reach, or 0
     keep: list[object] = field(default_factory=list)
-    plain: NDArray[np.int64] = field(init=False, repr=False)  # copies of the records without adapters, once linked
+    _chosen: dict[tuple[Needed, ...], NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def link(self) -> None:
         """Load the kernels and write their addresses to the records. Call this method before the first run."""
         loaded = load_kernels(self.kernels)
         self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
-        self.plain = self.records[~self.of_adapters]
+        self._chosen.clear()
+
+    def records_for(self, *optional: Needed) -> NDArray[np.int64]:
+        """Return the records of a step that needs these optional records. Call `link` first."""
+        if optional not in self._chosen:
+            self._chosen[optional] = self.records[np.isin(self.needed, (Needed.ALWAYS, *optional))]
+        return self._chosen[optional]
 
 
 class RowMemory:
@@ -255,12 +271,18 @@ class Lowering:
         return self.buffers[value]
 
     def emit(
-        self, kernel: KernelName, value: Value, flags: int, words: Sequence[int], *, of_adapters: bool = False
+        self,
+        kernel: KernelName,
+        value: Value,
+        flags: int,
+        words: Sequence[int],
+        *,
+        needed: Needed = Needed.ALWAYS,
     ) -> OpRecord:
         """Append a record that processes the rows of a value."""
-        record = OpRecord(kernel, STEP_COUNTS[value.rows], flags, words, of_adapters=of_adapters)
+        record = OpRecord(kernel, STEP_COUNTS[value.rows], flags, words, needed=needed)
         self.records.append(record)
-        if not flags & records.FLAG_REPLICATED and not of_adapters:
+        if not flags & records.FLAG_REPLICATED and needed is Needed.ALWAYS:
             self._read.clear()
         return record
 

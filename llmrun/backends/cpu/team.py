@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 from msgspec import Struct
 
-from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS
+from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS, Needed
 from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.backends.cpu.prefetching import Prefetching
-from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
+from llmrun.backends.cpu.steps import NO_RUNS, StepImages, StepRuns
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.compiled.kernel import Kernel, KernelName
 from llmrun.base.errors import Cancelled, LlmrunError
@@ -141,6 +141,7 @@ class Team:
         logits: NDArray[np.float32],
         runs: StepRuns = NO_RUNS,
         scales: NDArray[np.float32] | None = None,
+        images: StepImages | None = None,
     ) -> None:
         """Run one step. All arrays must be contiguous. Raises Cancelled after `cancel`.
 
@@ -152,6 +153,7 @@ class Team:
         logits     float32[rows whose logits are wanted, padded width], the output
         runs       the runs of the step (layouts/kv.py); needed only if the model has recurrent states
         scales     float32[rows, adapters], the scale of each LoRA adapter for each row, or None if no row uses any
+        images     the rows of images, or None if there are none
         """
         if os.getpid() != self._process:
             raise LlmrunError(
@@ -159,11 +161,14 @@ class Team:
             )
         if not self._finalizer.alive:
             raise LlmrunError("the engine is closed", hint="Open the model again.")
-        seen = seen_ranges(self._lowered.reaches, positions, tables.reshape(-1)[: len(positions)])
-        plan = self._records_of_step(scales)
+        ahead = None if images is None or images.ahead is None else self._lowered.looks_ahead * images.ahead
+        seen = seen_ranges(self._lowered.reaches, positions, tables.reshape(-1)[: len(positions)], ahead)
+        adapters = () if scales is None else (Needed.ADAPTERS,)
+        plan = self._records_of_step(adapters if images is None else (*adapters, Needed.IMAGES))
         self._set(records.STEP_PLAN, address_of(plan))
         self._set(records.STEP_N_OPS, len(plan))
         self._set(records.STEP_SCALES, 0 if scales is None else address_of(scales))
+        self._set(records.STEP_IMAGES, 0 if images is None else address_of(images.addresses))
         self._lowered.counters[:] = 0
         for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
             self._set_sync(offset, 0)
@@ -189,9 +194,9 @@ class Team:
             raise Cancelled("generation stopped")
         self._prefetching.took(len(tokens), time.perf_counter() - started)
 
-    def _records_of_step(self, scales: NDArray[np.float32] | None) -> NDArray[np.int64]:
-        """Return the records to run."""
-        return self._lowered.plain if scales is None else self._lowered.records
+    def _records_of_step(self, optional: tuple[Needed, ...]) -> NDArray[np.int64]:
+        """Return the records to run, which include these optional ones."""
+        return self._lowered.records_for(*optional)
 
     def _run_step(self) -> None:
         """Start the workers and sleep until they are done.

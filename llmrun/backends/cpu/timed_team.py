@@ -18,7 +18,7 @@ from llmrun.formats.layouts.arena import address_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.lowering import Lowered
+    from llmrun.backends.cpu.lowering import Lowered, Needed
 
 WORK_TIMED = KernelName.of("team", "work_timed")
 
@@ -72,7 +72,7 @@ class TimedTeam(Team):
         self._set_sync(records.SYNC_CLOCK, self._clock.address)
         self._set_sync(records.SYNC_CLOCK_ID, self._clock.identity)
 
-    def _records_of_step(self, scales: NDArray[np.float32] | None) -> NDArray[np.int64]:
+    def _records_of_step(self, optional: tuple[Needed, ...]) -> NDArray[np.int64]:
         """Return all records, because the times are in the order of all records."""
         return self._lowered.records
 

@@ -81,7 +81,10 @@ STEP_SCORED: Final = 18 * WORD  # number of rows whose logits are requested
 STEP_SCALES: Final = 19 * WORD  # float32[rows, adapters]: scales of LoRA adapters; 0 if no row of the step uses any
 STEP_SEEN: Final = 20 * WORD  # int32[reaches, rows, 2]: the first position that a row sees, and the one after the last
 STEP_PREFETCH: Final = 21 * WORD  # how integer weights are prefetched (PREFETCH_...)
-STEP_WORDS: Final = 22
+STEP_IMAGES: Final = (
+    22 * WORD
+)  # int64[rows]: addresses of the rows of images, 0 for other rows; 0 if the step has no images
+STEP_WORDS: Final = 23
 
 PREFETCH_NONE: Final = 0
 PREFETCH_LINEAR: Final = 1  # 4 KB ahead

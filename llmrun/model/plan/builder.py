@@ -20,6 +20,7 @@ class PlanBuilder:
     groups  the layers that use the KV cache, grouped by cache shape
     states  the layers that have a recurrent state, grouped by the shape of the state
     ropes   the distinct rotary embeddings that layers use
+    ahead_in_windows_only  whether rows of images that look ahead (Batch.ahead) do so only in layers with a window
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -30,6 +31,7 @@ class PlanBuilder:
     groups: list[KVGroup] = field(default_factory=list)
     states: list[StateGroup] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)
+    ahead_in_windows_only: bool = False
 
     def next_layer(self, shape: KVShape) -> LayerKV:
         """Reserve the KV cache of one more layer of this shape."""

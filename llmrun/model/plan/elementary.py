@@ -147,6 +147,8 @@ class Rope:
     longer       (context size, Rope): a Rope that replaces this one if the context is larger than the given size
     growth       (factor, tokens): for long contexts, queries are also multiplied by
                  1 + factor * log(1 + position // tokens)
+    axes         for models with M-RoPE, the position that rotates each pair of the rows of images, intp[pairs]: 0 for
+                 time, 1 for height and 2 for width
     turns        the frequencies in 2^-64 turns per position, uint64[pairs]
     """
 
@@ -155,6 +157,7 @@ class Rope:
     magnitude: float = 1.0
     longer: tuple[int, Rope] | None = None
     growth: tuple[float, int] | None = None
+    axes: NDArray[np.intp] | None = None
     turns: NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -176,8 +179,15 @@ class Rope:
         """Return the cosines and sines of each row's angles, times `magnitude`, as float32[rows, pairs, 2].
 
         They are computed in float64, with the same bits on every machine.
+
+        positions  int32[rows], or int32[rows, 3] for positions in time, height and width
         """
-        both = cosines_and_sines(positions[:, None].astype(np.uint64) * self.turns)
+        if positions.ndim == 1:
+            of_pairs = positions[:, None]
+        else:
+            of_pairs = positions[:, :1] if self.axes is None else positions[:, self.axes]
+            positions = positions[:, 0]
+        both = cosines_and_sines(of_pairs.astype(np.uint64) * self.turns)
         size: float | NDArray[np.float64] = self.magnitude
         if self.growth is not None:
             factor, tokens = self.growth
@@ -188,7 +198,10 @@ class Rope:
 
 
 def rotations_of(ropes: Sequence[Rope], positions: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Concatenate the rotations of several ropes into a contiguous float32[rows, pairs of all ropes, 2]."""
+    """Concatenate the rotations of several ropes into a contiguous float32[rows, pairs of all ropes, 2].
+
+    positions  as in `Rope.rotations`
+    """
     if len(ropes) == 1:
         return ropes[0].rotations(positions)
     if not ropes:

@@ -6,18 +6,19 @@ the value that the op produces. Every family of ops (plan/ops) adds its own meth
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.model.plan.ops.activations import ActivationOps
 from llmrun.model.plan.ops.attention import AttentionOps
 from llmrun.model.plan.ops.convolution import ConvolutionOps
-from llmrun.model.plan.ops.embedding import EmbeddingOps
+from llmrun.model.plan.ops.embedding import EmbeddingOps, ImageOp
 from llmrun.model.plan.ops.experts import ExpertOps
 from llmrun.model.plan.ops.linear import LinearOps
 from llmrun.model.plan.ops.norms import NormOps
 from llmrun.model.plan.ops.recurrences import RecurrenceOps
 from llmrun.model.plan.ops.rows import LogitsOps, RowOps
-from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.shapes import ALL, AttentionShape
 from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ class Plan(
         """The distinct ranges of positions that the rows of attention layers see."""
         shapes = [group.shape for group in self.groups]
         return list(dict.fromkeys(shape.reach for shape in shapes if isinstance(shape, AttentionShape)))
+
+    def looks_ahead(self, reach: Reach) -> bool:
+        """Return whether rows of images may look ahead in layers with this reach."""
+        return not self.ahead_in_windows_only or reach.back < ALL
+
+    def without_images(self) -> Plan:
+        """Return the plan for a model that is opened without a projector."""
+        return replace(self, ops=[op for op in self.ops if not isinstance(op, ImageOp)])
 
     @property
     def is_causal(self) -> bool:

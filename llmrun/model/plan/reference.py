@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from llmrun.model.plan.matrix import Matrix
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.twin import Multiply, Value
+    from llmrun.model.plan.twin import ImageInputs, Multiply, Value
 
 
 def exact(
@@ -30,13 +30,15 @@ def exact(
     tokens: NDArray[np.int32],
     scales: NDArray[np.float32] | None = None,
     given: NDArray[np.float32] | None = None,
+    images: ImageInputs | None = None,
 ) -> NDArray[np.float32]:
     """Compute logits float32[n, vocabulary] for every position of one sequence, without quantizing activations.
 
     scales  float32[n, adapters]: the scale of each LoRA adapter at each position, or None
     given   float32[n, hidden size], the hidden states that the plan of a draft head takes
+    images  the images, whose rows are IMAGE_ROW in `tokens`
     """
-    return _result(_run(plan, tokens, _multiply_exact, None, scales, given), plan.logits)
+    return _result(_run(plan, tokens, _multiply_exact, None, scales, given, images), plan.logits)
 
 
 def exact_hidden(
@@ -47,10 +49,14 @@ def exact_hidden(
 
 
 def quantizing(
-    plan: Plan, tokens: NDArray[np.int32], kv_type: str, scales: NDArray[np.float32] | None = None
+    plan: Plan,
+    tokens: NDArray[np.int32],
+    kv_type: str,
+    scales: NDArray[np.float32] | None = None,
+    images: ImageInputs | None = None,
 ) -> NDArray[np.float32]:
     """Compute the same logits as `exact`, but round in the same places as the kernels."""
-    return _result(_run(plan, tokens, _multiply_quantizing, kv_type, scales), plan.logits)
+    return _result(_run(plan, tokens, _multiply_quantizing, kv_type, scales, images=images), plan.logits)
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
@@ -101,8 +107,9 @@ def _run(
     kv_type: str | None,
     scales: NDArray[np.float32] | None = None,
     given: NDArray[np.float32] | None = None,
+    images: ImageInputs | None = None,
 ) -> Run:
-    run = Run(plan.ropes, tokens, multiply, kv_type, scales)
+    run = Run(plan.ropes, tokens, multiply, kv_type, scales, images, plan.looks_ahead)
     if plan.given is not None:
         assert given is not None
         run.values[plan.given] = given

@@ -44,16 +44,22 @@ def _edges(reaches: tuple[Reach, ...]) -> NDArray[np.int32]:
 
 
 def seen_ranges(
-    reaches: Sequence[Reach], positions: NDArray[np.int32], sequences: NDArray[np.integer]
+    reaches: Sequence[Reach],
+    positions: NDArray[np.int32],
+    sequences: NDArray[np.integer],
+    ahead: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
     """Return int32[reaches, rows, 2]: the first position that each row attends to, and the one after the last.
 
     positions  int32[rows]
     sequences  [rows], any numbers that tell the sequences apart
+    ahead      int32[reaches, rows], how many more of the following positions a row of an image sees; None for none
     """
     edges = _edges(tuple(reaches))
     ranges = positions[:, None] + edges
     np.maximum(ranges, 0, out=ranges)
+    if ahead is not None:
+        ranges[..., 1] += ahead
     if any(reach.ahead for reach in reaches):
         _, numbers = np.unique(sequences, return_inverse=True)
         ends = np.zeros(numbers.max(initial=0) + 1, np.int32)

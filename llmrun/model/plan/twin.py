@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from llmrun.base.types import IMAGE_ROW
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.matrix import Matrix
-from llmrun.model.plan.shapes import LayerKV
+from llmrun.model.plan.shapes import LayerKV, Reach
 from llmrun.model.plan.stored_kv import Stored
 
 if TYPE_CHECKING:
@@ -58,12 +59,28 @@ class Routing:
 Multiply = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
 
 
+class ImageInputs(NamedTuple):
+    """The images of a run, as in Batch.
+
+    embeds    float32[images' rows, row width]
+    rope_pos  int32[rows, 3], or None without M-RoPE
+    ahead     int32[rows], or None for causal images
+    """
+
+    embeds: NDArray[np.float32]
+    rope_pos: NDArray[np.int32] | None = None
+    ahead: NDArray[np.int32] | None = None
+
+
 class Run:
     """One run of a plan on a single sequence.
 
+    tokens    int32[rows]; IMAGE_ROW stands for the rows of images, for which tables supply the row of token 0
     multiply  computes x . matrix for x float32[rows, columns]
     kv_type   the type to which keys and values are rounded, or None to keep them in float32
     scales    float32[tokens, adapters]: the scale of each LoRA adapter for each token, or None if no token uses any
+    images    the rows of images, or None if there are none
+    looks_ahead  returns whether rows of images look ahead in layers with this reach
     """
 
     def __init__(
@@ -73,9 +90,15 @@ class Run:
         multiply: Multiply,
         kv_type: str | None,
         scales: NDArray[np.float32] | None = None,
+        images: ImageInputs | None = None,
+        looks_ahead: Callable[[Reach], bool] = lambda reach: True,
     ) -> None:
-        self.tokens, self.multiply, self.kv_type, self.scales = tokens, multiply, kv_type, scales
+        self.tokens, self.multiply, self.kv_type, self.scales = np.maximum(tokens, 0), multiply, kv_type, scales
+        self.images, self.image_rows = images, np.flatnonzero(tokens == IMAGE_ROW)
+        self._looks_ahead = looks_ahead
         positions = np.arange(len(tokens), dtype=np.int32)
+        if images is not None and images.rope_pos is not None:
+            positions = images.rope_pos
         self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in ropes]
         self._pairings = [rope.pairing for rope in ropes]
         self.values: dict[Value, NDArray[np.float32]] = {}
@@ -98,6 +121,13 @@ class Run:
     def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
         """Set a value from its parts, float32[rows, groups, width of a group], by flattening each row."""
         self.values[value] = parts.reshape(len(parts), -1)
+
+    def seen_from(self, position: int, reach: Reach) -> slice:
+        """Return the positions that the row at a position attends to."""
+        seen = reach.seen_from(position, len(self.tokens))
+        if self.images is None or self.images.ahead is None or not self._looks_ahead(reach):
+            return seen
+        return slice(seen.start, max(seen.stop, position + 1 + int(self.images.ahead[position])))
 
     def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:
         """Return the rotations float32[rows, pairs, 2] of one of the plan's ropes, and its pairing."""

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.lowering import Lowered
+from llmrun.backends.cpu.lowering import Lowered, Needed
 from llmrun.backends.cpu.weights import reserve
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import allocate
@@ -22,9 +22,9 @@ def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
     return lower(plan, reserve(plan.matrices), kv, states, kv_type="f16", max_rows=max_rows, n_threads=threads)
 
 
-def without_adapters(lowered: Lowered) -> Lowered:
-    """Return the records that run in steps without adapters."""
-    kept = np.flatnonzero(~lowered.of_adapters)
+def without_optional(lowered: Lowered) -> Lowered:
+    """Return the records that run in steps without adapters and images."""
+    kept = np.flatnonzero(lowered.needed == Needed.ALWAYS)
     kernels = [lowered.kernels[index] for index in kept]
     origins = [lowered.origins[index] for index in kept]
     return replace(lowered, records=lowered.records[kept], kernels=kernels, origins=origins)

@@ -1,6 +1,6 @@
 """LoRA adapters on the CPU.
 
-The ops of adapters are omitted from steps in which no row uses an adapter (Lowered.plain), so such steps have no
+The ops of adapters are omitted from steps in which no row uses an adapter (Lowered.records_for), so such steps have no
 overhead. Predictions and profiles describe steps without adapters and also leave out the ops of adapters.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needs, StepShape, float_word, private_inputs
+from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needed, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
@@ -84,7 +84,7 @@ def _emit(work: Lowering, op: AdapterOp, kernel: str, x: Buffer, units: Sequence
         wanted=int(op.out.rows in (Rows.WANTED, Rows.SCORED)),
         logits=0,
     )
-    work.emit(KernelName.of("linear.adapters", kernel), op.out, private_inputs(x), words, of_adapters=True)
+    work.emit(KernelName.of("linear.adapters", kernel), op.out, private_inputs(x), words, needed=Needed.ADAPTERS)
     expanded = [unit for unit, _ in _units(work, op, lambda pair: pair.b)]
     words = words._replace(
         units=_table(work, expanded),
@@ -95,7 +95,7 @@ def _emit(work: Lowering, op: AdapterOp, kernel: str, x: Buffer, units: Sequence
         out_stride=out.stride,
         logits=int(is_logits),
     )
-    work.emit(KernelName.of("linear.adapters", "expand"), op.out, 0, words, of_adapters=True)
+    work.emit(KernelName.of("linear.adapters", "expand"), op.out, 0, words, needed=Needed.ADAPTERS)
 
 
 def _table(work: Lowering, units: Sequence[Unit]) -> int:

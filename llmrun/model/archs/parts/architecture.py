@@ -362,9 +362,12 @@ class PlanWriter:
 
     # --- whole rows ---
 
-    def embed(self, scale: float = 1.0, name: str = "token_embd") -> Value:
+    def embed(self, scale: float = 1.0, name: str = "token_embd", *, image_scale: float = 1.0) -> Value:
+        """Look up the embeddings of tokens, times `scale`, and place the rows of images, times `image_scale`."""
         c = self._config
-        return self.plan.embed(self.tensors.matrix(f"{name}.weight", c.width, c.vocabulary_size), scale)
+        x = self.plan.embed(self.tensors.matrix(f"{name}.weight", c.width, c.vocabulary_size), scale)
+        self.plan.place_images(x, image_scale)
+        return x
 
     def embed_positions(self) -> Value:
         c = self._config

@@ -55,7 +55,7 @@ class Attention(Op):
         types = parse_kv_type(run.kv_type or F16.name)
         rows = []
         for position, query in enumerate(run.heads(self.q, shape.head_size)):
-            seen = shape.reach.seen_from(position, len(keys.numbers))
+            seen = run.seen_from(position, shape.reach)
             rows.append(attention_reference(query, keys, values, types, seen, self.scale, self.soft_cap, self.sinks))
         run.put_parts(self.out, np.stack(rows))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
 from llmrun.model.plan.twin import Value
-from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
+from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_optional
 from tests.support.kernels.races import needless_barriers, races
 from tests.support.kernels.random_adapters import with_random_adapters
 from tests.support.kernels.runs import matrix_of
@@ -55,7 +55,7 @@ def test_ops_in_any_order_do_not_race(kind: str, ops: list[tuple[str, int, int]]
                 others.append(plan.attention(plan.attention(x, k, v, shape, None), k, v, shape, None))
     plan.output(plan.concat(sums[-1], [*sums, *others][-1]), matrix_of("f32", np.ones((16, 128), np.float32), "output"))
     lowered = lowered_plan(with_random_adapters(plan, [3, 16]) if adapted else plan)
-    for part in (lowered, without_adapters(lowered)):
+    for part in (lowered, without_optional(lowered)):
         assert races(part, one_row=True) == races(part, one_row=False) == []
 
 

@@ -20,7 +20,7 @@ from llmrun.model.plan.ops.linear import FloatWords, IntegerWords
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
 from llmrun.model.plan.twin import Value
-from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
+from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_optional
 from tests.support.kernels.races import accesses, needless_barriers, races, word_of
 from tests.support.kernels.random_adapters import with_random_adapters
 from tests.support.kernels.row_ops_plan import row_ops_plan
@@ -100,13 +100,13 @@ def test_no_two_threads_meet_in_adapters(one_row: bool) -> None:
     lowered = lowered_plan(with_random_adapters(row_ops_plan(), [3, 16]))
     assert {"reduce", "look_up", "expand"} <= {name.function for name in lowered.kernels}
     assert races(lowered, one_row=one_row) == []
-    assert races(without_adapters(lowered), one_row=one_row) == []
+    assert races(without_optional(lowered), one_row=one_row) == []
 
 
 @pytest.mark.parametrize("one_row", [True, False])
-def test_steps_without_adapters_take_no_more_barriers(model_plan: Callable[[str], Plan], one_row: bool) -> None:
+def test_steps_without_optional_take_no_more_barriers(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     plan = model_plan("Q4_0 untied")
-    plain = without_adapters(lowered_plan(with_random_adapters(plan, [3, 16])))
+    plain = without_optional(lowered_plan(with_random_adapters(plan, [3, 16])))
     assert races(plain, one_row=one_row) == []
     assert needless_barriers(plain, one_row=one_row) == []
     assert count_barriers(plain, one_row=one_row) == count_barriers(lowered_plan(plan), one_row=one_row)
