@@ -55,7 +55,7 @@ SHAPELESS = (
     *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
     *(KernelName.of("rows.rowwise", name) for name in ("xielu", "add", "soft_cap", "concat")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
-    *(KernelName.of("rows.images", name) for name in ("place", "add")),
+    *(KernelName.of("rows.images", name) for name in ("place_images", "add_images")),
     *(KernelName.of("rows.lengths", name) for name in ("match_length", "cut_off")),
     KernelName.of("recurrent.convolution", "causal_convolution"),
     *(

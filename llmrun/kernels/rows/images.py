@@ -19,7 +19,7 @@ _IMAGES = offsets(ImageWords)
 
 
 @kernel
-def place(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+def place_images(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Write scale * the image's row to each row of an image."""
     addresses = load_i64(step + records.STEP_IMAGES)
     rows = n_rows(op, step) if addresses != 0 else 0
@@ -36,7 +36,7 @@ def place(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 
 @kernel
-def add(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+def add_images(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Add a part of the image's row to each row of an image."""
     addresses = load_i64(step + records.STEP_IMAGES)
     rows = n_rows(op, step) if addresses != 0 else 0

@@ -17,7 +17,7 @@ from llmrun.model.plan.ops.activations import GatedWords, XieluWords
 from llmrun.model.plan.ops.adapters import LowRankWords
 from llmrun.model.plan.ops.attention import AttentionWords, MergeWords
 from llmrun.model.plan.ops.convolution import CausalConvolutionWords, ConvolutionWords
-from llmrun.model.plan.ops.embedding import EmbedWords
+from llmrun.model.plan.ops.embedding import EmbedWords, ImageWords
 from llmrun.model.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
 from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
 from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
@@ -71,6 +71,8 @@ _RECURRENCE = Uses(
 _EXPERT_TABLES = ("tables", "row_numbers")
 USES = {
     "embed": Uses(EmbedWords, ("table",), ("out",)),
+    "place_images": Uses(ImageWords, (), ("out",)),
+    "add_images": Uses(ImageWords, ("out",), ("out",)),
     "rmsnorm": _NORM,
     "match_length": Uses(MatchLengthWords, ("x", "like"), ("out",), second="like"),
     "cut_off": Uses(CutOffWords, ("x",), ("out",)),

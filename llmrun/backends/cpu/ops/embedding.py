@@ -37,11 +37,11 @@ def _embed(work: Lowering, op: Embed) -> None:
 
 
 def _place_images(work: Lowering, op: PlaceImages) -> None:
-    _emit_images(work, "place", op.out, 0, op.scale)
+    _emit_images(work, "place_images", op.out, 0, op.scale)
 
 
 def _add_images(work: Lowering, op: AddImages) -> None:
-    _emit_images(work, "add", op.out, op.part, 1.0)
+    _emit_images(work, "add_images", op.out, op.part, 1.0)
 
 
 def _emit_images(work: Lowering, kernel: str, value: Value, part: int, scale: float) -> None:

@@ -107,7 +107,7 @@ class AddImages(ImageOp):
 
 
 class ImageWords(NamedTuple):
-    """The op record of `place` and `add`. `scale` is a float32, which only `place` uses.
+    """The op record of `place_images` and `add_images`. `scale` is a float32, which only `place_images` uses.
 
     first  byte offset of the part in a row of an image
     """

@@ -15,8 +15,9 @@ from llmrun.formats.layouts.arena import address_of
 from llmrun.model.archs import llama
 from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.embedding import AddImages, PlaceImages
 from llmrun.model.plan.ops.experts import Gating
-from llmrun.model.plan.ops.linear import FloatWords, IntegerWords
+from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, Linear
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
 from llmrun.model.plan.twin import Value
@@ -104,12 +105,25 @@ def test_no_two_threads_meet_in_adapters(one_row: bool) -> None:
 
 
 @pytest.mark.parametrize("one_row", [True, False])
-def test_steps_without_optional_take_no_more_barriers(model_plan: Callable[[str], Plan], one_row: bool) -> None:
+def test_no_two_threads_meet_in_images(model_plan: Callable[[str], Plan], one_row: bool) -> None:
+    plan = model_plan("Q4_0 untied")
+    [place] = [op for op in plan.ops if isinstance(op, PlaceImages)]
+    index = next(index for index, op in enumerate(plan.ops) if isinstance(op, Linear) and op.adds)
+    plan.ops.insert(index + 1, AddImages(1, place.out))
+    lowered = lowered_plan(plan)
+    assert {"place_images", "add_images"} <= {name.function for name in lowered.kernels}
+    assert races(lowered, one_row=one_row) == []
+    assert races(without_optional(lowered), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_steps_of_plain_text_take_no_more_barriers(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     plan = model_plan("Q4_0 untied")
     plain = without_optional(lowered_plan(with_random_adapters(plan, [3, 16])))
+    without = lowered_plan(plan.without_images())
     assert races(plain, one_row=one_row) == []
     assert needless_barriers(plain, one_row=one_row) == []
-    assert count_barriers(plain, one_row=one_row) == count_barriers(lowered_plan(plan), one_row=one_row)
+    assert count_barriers(plain, one_row=one_row) == count_barriers(without, one_row=one_row)
 
 
 def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[str], Plan]) -> None:
@@ -117,7 +131,7 @@ def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[
     down. Embedding and output add two more.
     """
     for name, layers in (("Q4_0 untied", 3), ("F32", 2), ("Q4_1 llama3 rope", 2)):
-        assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
+        assert count_barriers(lowered_plan(model_plan(name).without_images()), one_row=True) == 5 * layers + 2
 
 
 def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
