@@ -23,3 +23,20 @@ def test_the_cache_changes_nothing(ropes: list[Rope], monkeypatch: pytest.Monkey
         assert found.flags.c_contiguous
         assert found.dtype == np.float32
         assert len(cache._blocks) <= 3
+
+
+def test_text_after_images_has_the_rotations_of_its_positions() -> None:
+    positions = np.arange(7, 12, dtype=np.int32)
+    rope = Rope(inverse_powers(10_000.0, 8), axes=np.arange(8) % 3)
+    found = Rotations([rope]).of(np.repeat(positions[:, None], 3, 1))
+    np.testing.assert_array_equal(found, rotations_of([rope], positions))
+
+
+def test_each_pair_of_an_image_rotates_with_its_axis() -> None:
+    axes = np.array([0, 1, 2, 0, 2, 1, 1, 0])
+    rope = Rope(inverse_powers(10_000.0, 8), axes=axes)
+    found = Rotations([rope, ROPES[0]]).of(np.array([[3, 9, 4], [5, 5, 5]], np.int32))
+    for pair, axis in enumerate(axes):
+        expected = rope.rotations(np.array([(3, 9, 4)[axis], 5], np.int32))
+        np.testing.assert_array_equal(found[:, pair], expected[:, pair])
+    np.testing.assert_array_equal(found[:, 8:], ROPES[0].rotations(np.array([3, 5], np.int32)))  # not an M-RoPE

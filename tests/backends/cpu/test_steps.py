@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.cpu.steps import check_whole, steps_of
+from llmrun.backends.cpu.steps import StepImages, check_whole, steps_of
+from llmrun.base.types import IMAGE_ROW, Batch
+from llmrun.formats.layouts.arena import floats_at
 
 lengths_of_sequences = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -44,3 +47,35 @@ def test_whole_sequences_are_accepted_in_any_order(lengths: list[int]) -> None:
 def test_parts_of_sequences_are_refused(sequences: list[int], positions: list[int]) -> None:
     with pytest.raises(ValueError, match="all rows of a sequence together"):
         check_whole(sequences, positions)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(9, 20))
+def test_images_that_see_ahead_are_never_divided(parts: list[tuple[int, int]], most: int) -> None:
+    """Each part is some text and an image."""
+    ahead = np.array([n for text, image in parts for n in [*[0] * text, *range(image - 1, -1, -1)]], np.int32)
+    steps = list(steps_of([0] * len(ahead), most, whole=False, ahead=ahead))
+    assert [row for step in steps for row in range(len(ahead))[step]] == [*range(len(ahead))]
+    assert all(1 <= step.stop - step.start <= most for step in steps)
+    assert not any(ahead[step.stop - 1] for step in steps)
+
+
+def test_a_larger_image_than_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 4 rows"):
+        list(steps_of([0] * 8, 4, whole=False, ahead=np.array([0, 0, 4, 3, 2, 1, 0, 0], np.int32)))
+
+
+def test_each_step_gets_the_rows_of_its_images() -> None:
+    tokens = np.array([5, IMAGE_ROW, IMAGE_ROW, 6, IMAGE_ROW, 7], np.int32)
+    embeds = np.arange(12, dtype=np.float32).reshape(3, 4)
+    ahead = np.array([0, 1, 0, 0, 0, 0], np.int32)
+    zeros, rows = np.zeros(6, np.int32), np.arange(6, dtype=np.int32)
+    batch = Batch(tokens, zeros, rows, zeros.astype(np.uint8), embeds=embeds, ahead=ahead)
+    assert StepImages.of(batch, slice(3, 4)) is None
+    for step in (slice(0, 6), slice(0, 2), slice(2, 6), slice(4, 5)):
+        images = StepImages.of(batch, step)
+        assert images is not None
+        assert (images.addresses != 0).tolist() == (tokens[step] == IMAGE_ROW).tolist()
+        found = [floats_at(address, 1, 4)[0] for address in images.addresses.tolist() if address]
+        first = np.count_nonzero(tokens[: step.start] == IMAGE_ROW)
+        np.testing.assert_array_equal(found, embeds[first : first + len(found)])
+        assert (images.ahead is None) == (not ahead[step].any())

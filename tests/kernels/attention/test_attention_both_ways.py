@@ -90,3 +90,11 @@ def test_ranges_are_those_of_each_row(lengths: list[int], reaches: list[tuple[in
         for back, ahead in reaches
     ]
     np.testing.assert_array_equal(ranges, np.array(expected).reshape(ranges.shape))
+
+
+def test_images_extend_what_their_rows_see() -> None:
+    positions, ahead = np.array([4, 5, 6, 7, 0], np.int32), np.array([0, 2, 1, 0, 0], np.int32)
+    looks_ahead = np.array([[1], [0]], np.int32)
+    ranges = seen_ranges([Reach(ALL, 0), Reach(1, 0)], positions, np.array([0, 0, 0, 0, 1]), looks_ahead * ahead)
+    assert ranges[0].tolist() == [[0, 5], [0, 8], [0, 8], [0, 8], [0, 1]]
+    assert ranges[1].tolist() == [[3, 5], [4, 6], [5, 7], [6, 8], [0, 1]]
