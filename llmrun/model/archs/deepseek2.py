@@ -281,7 +281,7 @@ ARCHITECTURE = Architecture(
     "deepseek2",
     read_config,
     plan,
-    models="DeepSeek V2 Lite, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Kanana 2, Mistral Large 3, text",
+    models="DeepSeek V2 Lite, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Kanana 2, Mistral Large 3",
     notes="latent attention, mixture of experts, one shared",
     draft_plan=draft_plan,
 )

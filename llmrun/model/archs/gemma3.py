@@ -77,6 +77,4 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture(
-    "gemma3", read_config, plan, models="Gemma 3, text", notes="sliding window", windows=_WINDOWS
-)
+ARCHITECTURE = Architecture("gemma3", read_config, plan, models="Gemma 3", notes="sliding window", windows=_WINDOWS)

@@ -115,6 +115,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     rope = None if all(shape.window for shape in c.shapes) else _rope_with_factors(w, c)
     window_settings = c.rope.unscaled().with_base(c.window_base).with_dimensions(c.window_rotated)
     window_rope = window_settings.rope(file, Pairing.NEOX)
+    w.plan.ahead_in_windows_only = True
     x = w.embed(scale=sqrt(c.width))
     of_layers = inputs_of_layers(w, x, c.layers, c.table_width, c.vocabulary_size) if c.table_width else None
     for layer, shape in enumerate(c.shapes):
@@ -179,5 +180,5 @@ def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> 
 
 
 ARCHITECTURE = Architecture(
-    "gemma4", read_config, plan, models="Gemma 4, text", notes="sliding window, mixture of experts in 26B-A4B"
+    "gemma4", read_config, plan, models="Gemma 4", notes="sliding window, mixture of experts in 26B-A4B"
 )

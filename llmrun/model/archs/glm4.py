@@ -16,7 +16,6 @@ from llmrun.model.archs.parts.architecture import (
     refuse_experts,
 )
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def read_config(file: GGUFFile) -> Config:
     pairing = Pairing.NEOX if has_sections else Pairing.INTERLEAVED
     config = Config.of(keys, unused_layers=unused, unused=unused, pairing=pairing)
     if has_sections:
-        check_sections(keys, config.rope, config.head_size, interleaved=False)
+        return config.with_sections_of(keys, interleaved=False)
     return config
 
 

@@ -13,7 +13,6 @@ from llmrun.model.archs.parts import draft_head
 from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, layers_ahead
 from llmrun.model.archs.parts.experts import MixtureConfig, add_feed_forward, shared_size_by_count
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.ops.experts import Gating
 
@@ -29,7 +28,7 @@ def read_config(file: GGUFFile) -> MixtureConfig:
     shared = shared_size_by_count(keys)
     config = dots1.config_of(keys, shared=shared, unused=layers_ahead(keys), gating=Gating.SIGMOID)
     if keys.has("rope.dimension_sections"):
-        check_sections(keys, config.rope, config.head_size, interleaved=False)
+        return config.with_sections_of(keys, interleaved=False)
     return config
 
 

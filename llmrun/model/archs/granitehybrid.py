@@ -68,7 +68,7 @@ def read_config(file: GGUFFile) -> Config:
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
     shape, rope = c.attention(), w.rope(Pairing.INTERLEAVED)
-    x = w.embed(scale=c.embedding_scale)
+    x = w.embed(scale=c.embedding_scale, image_scale=c.embedding_scale)
     for layer in range(c.layers):
         block = f"blk.{layer}"
         h = w.rmsnorm(f"{block}.attn_norm", x)

@@ -25,6 +25,6 @@ ARCHITECTURE = Architecture(
     "mistral4",
     read_config,
     plan,
-    models="Mistral Small 4, text",
+    models="Mistral Small 4",
     notes="latent attention, mixture of experts, one shared",
 )

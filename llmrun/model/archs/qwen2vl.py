@@ -1,4 +1,4 @@
-"""The `qwen2vl` architecture: like qwen2, with M-RoPE. Images are not supported.
+"""The `qwen2vl` architecture: like qwen2, with M-RoPE.
 
 Models: Qwen2-VL and Qwen2.5-VL, and Qwen2.5-Omni.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs import qwen2
 from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.rope_settings import check_sections
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
 
 
 def read_config(file: GGUFFile) -> Hyperparameters:
-    config = qwen2.read_config(file)
-    check_sections(Keys(file), config.rope, config.head_size, interleaved=False)
-    return config
+    return qwen2.read_config(file).with_sections_of(Keys(file), interleaved=False)
 
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     return qwen2.plan(file, config)
 
 
-ARCHITECTURE = Architecture("qwen2vl", read_config, plan, models="Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, text")
+ARCHITECTURE = Architecture("qwen2vl", read_config, plan, models="Qwen2-VL, Qwen2.5-VL; Qwen2.5-Omni, text")

@@ -20,7 +20,8 @@ def read_config(file: GGUFFile) -> Hyperparameters:
     return Hyperparameters.of(keys)
 
 
-def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+def plan(file: GGUFFile, config: Hyperparameters, deepstack: int = 0) -> Plan:
+    """Build the plan. A part of each row of an image is added after each of the first `deepstack` layers."""
     w = PlanWriter(file, config)
     shape, rope = config.attention(), w.rope(Pairing.NEOX)
     x = w.embed()
@@ -33,6 +34,8 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        if layer < deepstack:
+            w.plan.add_images(x, part=layer + 1)
     w.output_after_rmsnorm(x)
     assert w.plan.hidden is not None
     w.plan.hidden = classified(w, w.plan.hidden)  # Qwen3-Reranker answers yes or no

@@ -8,7 +8,6 @@ from llmrun.model.archs.parts import draft_head
 from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
-from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 def read_config(file: GGUFFile) -> DeltaConfig:
     keys = Keys(file)
     refuse_experts(keys)
-    config = DeltaConfig.read(keys)
-    check_sections(keys, config.rope, config.head_size)
-    return config
+    return DeltaConfig.read(keys).with_sections_of(keys)
 
 
 def plan(file: GGUFFile, config: DeltaConfig) -> Plan:
@@ -62,7 +59,7 @@ ARCHITECTURE = Architecture(
     "qwen35",
     read_config,
     plan,
-    models="Qwen3.5 and Qwen3.6, dense, text",
+    models="Qwen3.5 and Qwen3.6, dense",
     notes="gated delta nets",
     draft_plan=draft_plan,
 )

@@ -16,7 +16,6 @@ from llmrun.model.archs.parts.experts import (
 )
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
-from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def config_of(keys: Keys) -> Config:
 
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
-    config = config_of(keys)
-    check_sections(keys, config.rope, config.head_size)
-    return config
+    return config_of(keys).with_sections_of(keys)
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:
@@ -89,7 +86,7 @@ ARCHITECTURE = Architecture(
     "qwen35moe",
     read_config,
     plan,
-    models="Qwen3.5 and Qwen3.6 MoE, text",
+    models="Qwen3.5 and Qwen3.6 MoE",
     notes="gated delta nets, mixture of experts, one shared",
     draft_plan=draft_plan,
 )

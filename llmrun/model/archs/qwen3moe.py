@@ -23,7 +23,8 @@ def read_config(file: GGUFFile) -> Config:
     return Config.of(keys, experts=experts_of(keys, expert_size_or_share(keys), normalized=True))
 
 
-def plan(file: GGUFFile, config: Config) -> Plan:
+def plan(file: GGUFFile, config: Config, deepstack: int = 0) -> Plan:
+    """Build the plan. A part of each row of an image is added after each of the first `deepstack` layers."""
     c, w = config, PlanWriter(file, config)
     shape, rope = c.attention(), w.rope(Pairing.NEOX)
     x = w.embed()
@@ -36,6 +37,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
         add_experts(w, block, h, c.experts, to=x)
+        if layer < deepstack:
+            w.plan.add_images(x, part=layer + 1)
     w.output_after_rmsnorm(x)
     return w.finished()
 

@@ -1,13 +1,15 @@
-"""The `qwen3vl` architecture: like qwen3, with M-RoPE. Images are not supported."""
+"""The `qwen3vl` architecture: like qwen3, with M-RoPE and deepstack.
+
+With deepstack, the rows of images have one part for the embeddings and one for each of the first layers.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import qwen3
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, layers_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.rope_settings import check_sections
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
 
 
 def read_config(file: GGUFFile) -> Hyperparameters:
-    config = qwen3.read_config(file)
-    check_sections(Keys(file), config.rope, config.head_size)
-    return config
+    return qwen3.read_config(file).with_sections_of(Keys(file))
 
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
-    return qwen3.plan(file, config)
+    return qwen3.plan(file, config, deepstack_of(Keys(file)))
 
 
-ARCHITECTURE = Architecture("qwen3vl", read_config, plan, models="Qwen3-VL, dense, text")
+def deepstack_of(keys: Keys) -> int:
+    """Return the number of layers to whose output a part of each row of an image is added."""
+    return keys.integer("n_deepstack_layers", 0, minimum=0, maximum=layers_of(keys))
+
+
+ARCHITECTURE = Architecture("qwen3vl", read_config, plan, models="Qwen3-VL, dense")

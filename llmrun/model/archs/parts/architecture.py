@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
@@ -225,6 +225,10 @@ class Hyperparameters(Struct, frozen=True):
             is_causal=not encoder,
             **more,
         )
+
+    def with_sections_of(self, keys: Keys, *, interleaved: bool = True) -> Self:
+        """Return the hyperparameters with the sections of M-RoPE. Raises BadGGUF and UnsupportedModel."""
+        return structs.replace(self, rope=self.rope.with_sections_of(keys, self.head_size, interleaved=interleaved))
 
     def attention(self, window: int = 0) -> AttentionShape:
         """Return the attention shape of a layer with the given window (0 means all earlier positions).

@@ -55,6 +55,7 @@ class RopeSettings(Struct, frozen=True):
     yarn              None if all pairs are scaled equally
     original_context  context size in tokens above which LongRoPE's long factors are used
     magnitude         `rope.scaling.attn_factor`
+    axes              with M-RoPE, the position that rotates each pair: 0 for time, 1 for height and 2 for width
     """
 
     dimensions: int
@@ -63,6 +64,7 @@ class RopeSettings(Struct, frozen=True):
     yarn: YarnSettings | None
     original_context: int
     magnitude: float
+    axes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
@@ -100,6 +102,32 @@ class RopeSettings(Struct, frozen=True):
             raise keys.bad("rope.scaling.yarn_log_multiplier", f"must be 0 or more, not {multiplier}")
         return structs.replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
 
+    def with_sections_of(self, keys: Keys, head_size: int, *, interleaved: bool) -> RopeSettings:
+        """Return the settings with the sections of multimodal RoPE (M-RoPE). Raises BadGGUF and UnsupportedModel.
+
+        M-RoPE has four positions per row, and `rope.dimension_sections` contains the number of feature pairs that each
+        position rotates. The pairs of the first three positions are interleaved in some models and consecutive in other
+        models. For text, the first three positions equal the token's position, so M-RoPE rotates text like NeoX RoPE.
+
+        In llama.cpp, the fourth position is always 0. So files in which the fourth position rotates a pair are refused,
+        unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62 of 64 rotate with time in the original model, and
+        here, but not in llama.cpp. Consecutive sections whose first or second section is empty are also refused,
+        because llama.cpp ignores them and rotates like models without M-RoPE.
+        """
+        key = "rope.dimension_sections"
+        sections = keys.several(key, 4, minimum=0, maximum=head_size)
+        if not 1 <= sum(sections) <= head_size or not any(sections[:3]):
+            raise keys.bad(key, f"must have a sum of 1 to {head_size}, not {sum(sections)}")
+        pairs = np.arange(self.dimensions // 2) % sum(sections)
+        if interleaved:
+            axes = np.where(pairs < 3 * np.array(sections)[pairs % 3], pairs % 3, 3)
+        else:
+            axes = np.searchsorted(np.cumsum(sections[:3]), pairs, side="right")
+        is_fast = inverse_powers(self.base, len(pairs)) > _LEAST_FREQUENCY
+        if ((axes == 3) & is_fast).any() or not (interleaved or all(sections[:2])):
+            raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
+        return structs.replace(self, axes=tuple((axes % 3).tolist()))
+
     def with_dimensions(self, dimensions: int) -> RopeSettings:
         return structs.replace(self, dimensions=dimensions)
 
@@ -122,7 +150,8 @@ class RopeSettings(Struct, frozen=True):
         if self.yarn is not None:
             kept = self._kept_by_yarn(self.yarn)
             slow = slow * (1 - kept) + fast * kept
-        return Rope(slow, pairing, self.magnitude_with_yarn)
+        axes = np.array(self.axes, np.intp) if self.axes else None
+        return Rope(slow, pairing, self.magnitude_with_yarn, axes=axes)
 
     @property
     def magnitude_with_yarn(self) -> float:
@@ -178,28 +207,6 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
     if dimensions > head_size:
         raise keys.bad(key, f"missing, and the {dimensions} of other layers exceed the head size of {head_size}")
     return dimensions
-
-
-def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleaved: bool = True) -> None:
-    """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
-
-    M-RoPE has four positions per token, and `rope.dimension_sections` contains the number of feature pairs that each
-    position rotates. The pairs of the first three positions are interleaved in some models and consecutive in other
-    models. For text, the first three positions equal the token's position, but llama.cpp sets the fourth position to 0.
-    So files in which the fourth position rotates a pair are refused, unless the pair hardly rotates. In Qwen3-VL, pairs
-    61 and 62 of 64 rotate with the token in the original model, but not in llama.cpp. Consecutive sections whose first
-    or second section is empty are also refused, because llama.cpp ignores them and rotates like models without M-RoPE.
-    """
-    key = "rope.dimension_sections"
-    sections = keys.several(key, 4, minimum=0, maximum=head_size)
-    if not 1 <= sum(sections) <= head_size or not any(sections[:3]):
-        raise keys.bad(key, f"must have a sum of 1 to {head_size}, not {sum(sections)}")
-    ends = [3 * size for size in sections[:3]] if interleaved else [sum(sections[:3])] * 3
-    turns = [pair % sum(sections) for pair in range(rope.dimensions // 2)]
-    fourth = np.array([turn >= ends[turn % 3] for turn in turns])
-    is_fast = inverse_powers(rope.base, rope.dimensions // 2) > _LEAST_FREQUENCY
-    if (fourth & is_fast).any() or not (interleaved or all(sections[:2])):
-        raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:
