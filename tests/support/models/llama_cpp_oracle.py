@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 import llama_cpp
 import numpy as np
 
-from llmrun.base.types import Pooling
+from llmrun.base.types import IMAGE_ROW, Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from llmrun.base.types import Batch
 
 CONTEXT = 512  # tokens in the longest supported sequence
 
@@ -110,6 +113,27 @@ class LlamaCppModel:
             rows = llama_cpp.llama_get_logits(context)
             return np.ctypeslib.as_array(rows, shape=(len(tokens), self.vocabulary_size)).copy()
 
+    def logits_of_batch(self, batch: Batch) -> NDArray[np.float32]:
+        """Return logits at each row of a prompt with images, float32[rows, vocabulary]. Starts from an empty cache.
+
+        llama.cpp decodes tokens and embeddings separately, and an image whose rows attend to later rows by itself.
+        """
+        found, used = [], 0
+        with self._context() as context:
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+            for rows in _parts_of(batch):
+                count, embeds = rows.stop - rows.start, None
+                if batch.tokens[rows.start] == IMAGE_ROW:
+                    assert batch.embeds is not None
+                    embeds = batch.embeds[used : used + count]
+                    used += count
+                llama_cpp.llama_set_causal_attn(context, embeds is None or batch.ahead is None)
+                _decode_rows(context, batch, rows, embeds)
+                logits = llama_cpp.llama_get_logits(context)
+                found.append(np.ctypeslib.as_array(logits, shape=(count, self.vocabulary_size)).copy())
+            llama_cpp.llama_set_causal_attn(context, True)
+        return np.concatenate(found)
+
     def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the hidden states at each position of the sequence, float32[len(tokens), hidden size]. Starts from an
         empty cache."""
@@ -181,3 +205,34 @@ class LlamaCppModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _parts_of(batch: Batch) -> Iterator[slice]:
+    """Yield the rows that llama.cpp decodes together: texts, images, and each image with a two-way mask."""
+    is_image = batch.tokens == IMAGE_ROW
+    ends = is_image[1:] != is_image[:-1]
+    if batch.ahead is not None:
+        ends |= is_image[:-1] & (batch.ahead[:-1] == 0)
+    borders = [0, *(np.flatnonzero(ends) + 1).tolist(), len(is_image)]
+    yield from itertools.starmap(slice, itertools.pairwise(borders))
+
+
+def _decode_rows(context: Any, batch: Batch, rows: slice, embeds: NDArray[np.float32] | None) -> None:
+    """Decode rows of a batch, all of which get logits."""
+    count, integers = rows.stop - rows.start, ctypes.POINTER(ctypes.c_int32)
+    positions = np.zeros((4, count), np.int32)  # with M-RoPE, images have four, of which the last is always 0
+    positions[:3] = batch.pos[rows] if batch.rope_pos is None else batch.rope_pos[rows].T
+    decoded, sequence = llama_cpp.llama_batch(count), (ctypes.c_int32 * 1)(0)
+    if embeds is None:
+        tokens = np.ascontiguousarray(batch.tokens[rows])
+        decoded.token = tokens.ctypes.data_as(integers)
+    else:
+        embeds = np.ascontiguousarray(embeds)
+        decoded.embd = embeds.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    decoded.pos = positions.ctypes.data_as(integers)
+    decoded.n_seq_id = (ctypes.c_int32 * count)(*[1] * count)
+    decoded.seq_id = (integers * count)(*[ctypes.cast(sequence, integers)] * count)
+    decoded.logits = (ctypes.c_int8 * count)(*[1] * count)
+    status = llama_cpp.llama_decode(context, decoded)
+    if status != 0:
+        raise RuntimeError(f"llama_decode of {count} rows: status {status}")

@@ -58,6 +58,7 @@ class TinyProjector:
     placeholder what the model's chat template writes for an image
     markers     control tokens that the text around rows needs
     text        a row of TINY_ARCHITECTURES; `text_sizes` override its fields
+    more_texts  other rows of TINY_ARCHITECTURES, for the text models that the family's published files fit
     """
 
     family: str
@@ -78,6 +79,7 @@ class TinyProjector:
     silu: bool = False
     epsilon: float = 1e-6
     text_sizes: Mapping[str, Any] = field(default_factory=dict)
+    more_texts: tuple[str, ...] = ()
 
     def metadata(self, text_width: int) -> dict[str, Any]:
         keys: dict[str, Any] = {
@@ -186,6 +188,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         "gemma3 without window",
         merge_key="",
         gelu=True,
+        more_texts=("gemma3", "gemma3 pattern"),
     ),
     "gemma4uv": TinyProjector(
         "gemma4uv",
@@ -213,6 +216,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         "gemma4",
         others={0: _CLAMPS},
         gelu=True,
+        more_texts=("gemma4 E2B", "gemma4 26B", "gemma4 fused"),
     ),
     "qwen3vl_merger": TinyProjector(
         "qwen3vl_merger",
@@ -228,6 +232,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         layers=4,
         deepstack=(1,),
         gelu=True,
+        more_texts=("qwen3vlmoe",),
     ),
     "qwen3vl_merger qwen35": TinyProjector(
         "qwen3vl_merger",
@@ -241,6 +246,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         "qwen35",
         merge_key="spatial_merge_size",
         gelu=True,
+        more_texts=("qwen35moe",),
     ),
     "qwen2.5vl_merger": TinyProjector(
         "qwen2.5vl_merger",
@@ -283,6 +289,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         "smollm3",
         gelu=True,
         keys={"preproc_image_size": 2048},
+        more_texts=("llama biases", "granite"),
     ),
     "lfm2": TinyProjector(
         "lfm2",
@@ -296,6 +303,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         "lfm2",
         gelu=True,
         text_sizes={"heads": 6},
+        more_texts=("lfm2 window", "lfm2moe"),
     ),
     "pixtral": TinyProjector(
         "pixtral",
@@ -311,6 +319,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         merge_key="spatial_merge_size",
         silu=True,
         epsilon=1e-5,
+        more_texts=("mistral3 temperature", "llama Mistral Nemo", "deepseek2 Mistral Large 3", "mistral4"),
     ),
     "internvl": TinyProjector(
         "internvl",
@@ -324,6 +333,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         ("<img>", "</img>", "<IMG_CONTEXT>"),
         "qwen3",
         gelu=True,
+        more_texts=("qwen2", "qwen3moe", "internlm2", "gpt-oss"),
     ),
 }
 
@@ -362,14 +372,17 @@ def vision_vocabulary(name: str) -> Vocabulary:
 
 
 def tiny_text_model(
-    folder: Path, name: str, weight_type: str = "F32", *, text_width: int = TEXT_WIDTH, **sizes: Any
+    folder: Path, name: str, weight_type: str = "F32", *, text: str = "", text_width: int = TEXT_WIDTH, **sizes: Any
 ) -> Path:
-    """Write a text model that the rows of this projector fit, with a chat template that takes images."""
+    """Write a text model that the rows of this projector fit, with a chat template that takes images.
+
+    text  a row of TINY_ARCHITECTURES; by default, the projector's
+    """
     projector, vocabulary = TINY_PROJECTORS[name], vision_vocabulary(name)
-    architecture = TINY_ARCHITECTURES[projector.text]
-    text = replace(architecture, **({"width": text_width} | dict(projector.text_sizes) | sizes))
-    metadata = text.metadata() | vocabulary.metadata()
-    metadata[f"{text.architecture}.context_length"] = 8192
+    row = TINY_ARCHITECTURES[text or projector.text]
+    text_model = replace(row, **({"width": text_width} | dict(projector.text_sizes) | sizes))
+    metadata = text_model.metadata() | vocabulary.metadata()
+    metadata[f"{text_model.architecture}.context_length"] = 8192
     metadata["tokenizer.chat_template"] = _TEMPLATE % projector.placeholder
-    tensors = text.tensors(weight_type, len(vocabulary.tokens))
+    tensors = text_model.tensors(weight_type, len(vocabulary.tokens))
     return write_gguf(folder / f"tiny-{name.replace(' ', '-')}-{weight_type}.gguf", metadata, tensors)

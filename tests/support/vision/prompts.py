@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +14,15 @@ from llmrun.model.vision.layout import ImageLayout, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.model.vision.projector import ProjectorFile
+
+class ReadsImages(Protocol):
+    """What decides the positions and the mask of rows, as in `Projector`."""
+
+    @property
+    def is_causal(self) -> bool: ...
+
+    @property
+    def uses_mrope(self) -> bool: ...
 
 
 class Image(NamedTuple):
@@ -24,11 +33,11 @@ class Image(NamedTuple):
 
 
 def prompt_batch(
-    projector: ProjectorFile, parts: Sequence[Sequence[int] | Image], *, seq: int = 0, wanted: int = 1
+    projector: ReadsImages, parts: Sequence[Sequence[int] | Image], *, seq: int = 0, wanted: int | None = 1
 ) -> Batch:
     """Return the batch of a prompt that begins at position 0 and consists of tokens and images.
 
-    wanted  how many of the last rows want logits
+    wanted  how many of the last rows want logits, or None for all rows
     """
     tokens: list[int] = []
     times: list[tuple[int, int, int]] = []
@@ -54,7 +63,7 @@ def prompt_batch(
         embeds.append(part.rows)
     n = len(tokens)
     want = np.zeros(n, np.uint8)
-    want[n - wanted :] = LOGITS
+    want[0 if wanted is None else n - wanted :] = LOGITS
     return Batch(
         np.array(tokens, np.int32),
         np.full(n, seq, np.int32),
@@ -86,6 +95,16 @@ def part_of(batch: Batch, start: int, end: int | None = None, *, wanted: int | N
         None if batch.rope_pos is None else batch.rope_pos[rows],
         None if batch.ahead is None else batch.ahead[rows],
     )
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the rows of several, which all have RoPE positions or `ahead`, or none of them."""
+
+    def rows_of(name: str) -> Any:
+        found = [getattr(batch, name) for batch in batches if getattr(batch, name) is not None]
+        return np.concatenate(found) if found else None
+
+    return Batch(**{field.name: rows_of(field.name) for field in fields(Batch)})
 
 
 def picture(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
