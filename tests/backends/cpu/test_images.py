@@ -1,6 +1,6 @@
 """Tests that text models read the rows of images as in llama.cpp, and that nothing else changes their bits.
 
-The table of models is in tests/support/vision/projectors.py.
+The table of models is in tests/support/vision/projectors.py. test_numerics.py compares instruction-set levels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from llmrun.model.plan.ops import activations
 from llmrun.model.vision.layout import Rows
 from llmrun.model.vision.projector import read_projector
 from tests.model.archs.test_architectures import activation_in_a_table, distance, has_gelu
-from tests.support.kernels.runs import EXECUTABLE_LEVELS, at_level
 from tests.support.models.fidelity import ENGINE_FLOOR, TWIN_BOUND, kl_divergence, plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_adapters import AdaptedOracle, scales_of, tiny_adapter
@@ -160,18 +159,6 @@ def test_steps_and_threads_change_nothing(tmp_path: Path, name: str) -> None:
         with opened(path, model, threads=threads) as backend:
             found = logits_in_parts(backend, batch, random_ends(batch, threads))
         np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("level", EXECUTABLE_LEVELS[1:])
-def test_instruction_sets_change_nothing(tmp_path: Path, level: str, name: str) -> None:
-    path, model = tiny_architecture(tmp_path, name), IMAGE_MODELS[name]
-    batch = model.batch(LONG)
-    with opened(path, model) as backend:
-        expected = backend.forward(batch).logits
-    with at_level(level), opened(path, model) as backend:
-        np.testing.assert_array_equal(backend.forward(batch).logits, expected)
 
 
 @pytest.mark.parametrize("name", KINDS)

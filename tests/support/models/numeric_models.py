@@ -23,7 +23,7 @@ from llmrun.formats.quants.registry import BY_NAME
 from scripts.kernel_list import FLOAT_TYPES
 from tests.support.gguf.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf
 from tests.support.kernels.runs import EXPERT_TYPES, WEIGHT_TYPES, with_factors
-from tests.support.models.digests import StableRandom
+from tests.support.models.digests import BOTH_WAYS, IMAGES, ONE_WAY, StableRandom
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS
@@ -40,15 +40,20 @@ _SIZES: dict[str, Any] = {
 }
 # One architecture for each head size and form of attention, to test with the KV cache types other than the default.
 _CACHED = ("qwen2", "qwen3", "gemma2", "gemma4", "gemma", "deepseek2", "deepseek2 V2 Lite, older")
+# One architecture for each way to read the rows of images.
+_WITH_IMAGES = dict.fromkeys(("gemma3", "gemma4"), BOTH_WAYS) | dict.fromkeys(
+    ("gemma4 E2B", "qwen2vl", "qwen3vlmoe", "qwen35", "lfm2", "granite"), ONE_WAY
+)
 
 
 @dataclass(frozen=True)
 class NumericModel:
-    """A model and the type of its KV cache."""
+    """A model and the type of its KV cache. `images` is the value of the key IMAGES, or "" to run only text."""
 
     row: TinyArchitecture
     weight_type: str = "F32"
     kv_type: str = KV_CHOICES[0]
+    images: str = ""
 
 
 def _models() -> Iterator[tuple[str, NumericModel]]:
@@ -65,6 +70,8 @@ def _models() -> Iterator[tuple[str, NumericModel]]:
     for kv_type in KV_CHOICES[1:]:
         for name in _CACHED if kv_type in KV_TYPES else _CACHED[:1]:
             yield f"{name}, {kv_type} KV cache", NumericModel(TINY_ARCHITECTURES[name], kv_type=kv_type)
+    for name, images in _WITH_IMAGES.items():
+        yield f"{name}, images", NumericModel(TINY_ARCHITECTURES[name], images=images)
 
 
 NUMERIC_MODELS: dict[str, NumericModel] = dict(_models())
@@ -106,7 +113,9 @@ def write_numeric_model(path: Path, name: str) -> str:
     model, vocabulary = NUMERIC_MODELS[name], tiny_vocabulary()
     random = StableRandom(1)
     tensors = model.row.tensors_of(random, StableWeights(random, model.weight_type), len(vocabulary.tokens))
-    keys = {"tokenizer.ggml.token_type_count": 2} if "token_types" in model.row.once else {}
+    keys: dict[str, Any] = {"tokenizer.ggml.token_type_count": 2} if "token_types" in model.row.once else {}
+    if model.images:
+        keys[IMAGES] = model.images
     write_gguf(path, model.row.metadata() | vocabulary.metadata() | keys, tensors)
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
