@@ -163,12 +163,29 @@ def test_steps_and_threads_change_nothing(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_company_changes_nothing(tmp_path: Path, name: str) -> None:
-    """Sequences with and without images in one step, and a prefix that ends after an image."""
+    """Sequences with and without images share a step, and a text by itself has the step of a text."""
     path, model = tiny_architecture(tmp_path, name), IMAGE_MODELS[name]
     prompts: list[Parts] = [LONG, (40,), ((3, 5), 6), (4, (2, 2))]
     batches = [model.batch(parts, seq=seq, seed=seq) for seq, parts in enumerate(prompts)]
+    text = replace(batches[1], rope_pos=None, ahead=None)
     with opened(path, model, max_sequences=4) as backend:
-        alone = [backend.forward(batch).logits for batch in batches]
+        alone = [backend.forward(batch).logits for batch in (batches[0], text, *batches[2:])]
         for seq in range(4):
             backend.kv.free(seq)
         np.testing.assert_array_equal(backend.forward(joined(batches)).logits, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_prefixes_that_end_at_images_change_nothing(tmp_path: Path, name: str) -> None:
+    path, model = tiny_architecture(tmp_path, name), IMAGE_MODELS[name]
+    batch = model.batch(LONG)
+    starts = [sum(part if isinstance(part, int) else part[0] * part[1] for part in LONG[:n]) for n in range(len(LONG))]
+    with opened(path, model, max_sequences=2) as backend:
+        expected = backend.forward(batch).logits
+        for start in starts[1:]:
+            kept = backend.kv.copy(0, 1, start)
+            while kept not in starts and not model.is_causal:
+                kept = backend.kv.truncate(1, max(start for start in starts if start < kept))
+            rest = part_of(batch, kept)
+            found = backend.forward(replace(rest, seq=np.ones_like(rest.seq))).logits
+            np.testing.assert_array_equal(found, expected[kept:])

@@ -67,7 +67,9 @@ def test_results_have_the_recorded_digests(level: str, name: str, written: Calla
         found = digest_of_results(path, NUMERIC_MODELS[name].kv_type)
     assert found == EXPECTED["models"][name]["logits"], CHANGED
     if NUMERIC_MODELS[name].kv_type in CACHES:
-        assert loaded - {IDENTIFY} <= IN_WHEELS, "scripts/kernel_list.py lacks kernels, so wheels would not contain them"
+        assert loaded - {IDENTIFY} <= IN_WHEELS, (
+            "scripts/kernel_list.py lacks kernels, so wheels would not contain them"
+        )
 
 
 def test_random_numbers_are_splitmix64() -> None:
