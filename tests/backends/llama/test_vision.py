@@ -24,7 +24,7 @@ from llmrun.model.vision.layout import ImageLayout, Rows
 from tests.support.vision.mtmd_oracle import seen_by_libmtmd
 from tests.support.vision.opened import SMALL, encoded, open_vision, vision_of
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
-from tests.support.vision.prompts import Image, part_of, picture, prompt_batch, tiles_of
+from tests.support.vision.prompts import Image, joined, part_of, picture, prompt_batch, tiles_of
 
 pytestmark = pytest.mark.push
 
@@ -150,23 +150,6 @@ def test_sequences_with_and_without_images_run_together(backend: LlamaBackend) -
         backend.kv.free(seq)
     actual = backend.forward(joined(batches)).logits
     assert_close(actual, np.concatenate(expected))
-
-
-def joined(batches: list[Any]) -> Any:
-    """Return one batch with the rows of several. Rows without positions have those of text."""
-    columns = [np.concatenate([batch[column] for batch in map(_columns, batches)]) for column in range(4)]
-    embeds = np.concatenate([batch.embeds for batch in batches if batch.embeds is not None])
-    rope, ahead = (
-        None
-        if any(getattr(batch, name) is None for batch in batches)
-        else np.concatenate([getattr(batch, name) for batch in batches])
-        for name in ("rope_pos", "ahead")
-    )
-    return type(batches[0])(*columns, None, embeds, rope, ahead)
-
-
-def _columns(batch: Any) -> tuple[Any, ...]:
-    return batch.tokens, batch.seq, batch.pos, batch.want
 
 
 def goes_back(backend: LlamaBackend) -> bool:
