@@ -27,7 +27,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("deepstack_mapping"):
-        raise keys.unsupported(f"image input ({keys.name('deepstack_mapping')})")
+        raise keys.unsupported(f"images that are added in chosen layers ({keys.name('deepstack_mapping')})")
     return Config.of(
         keys,
         embedding_scale=keys.scale("embedding_scale", 1.0),

@@ -20,7 +20,7 @@ from tests.model.archs.test_architectures import activation_in_a_table, distance
 from tests.support.models.fidelity import ENGINE_FLOOR, TWIN_BOUND, kl_divergence, plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_adapters import AdaptedOracle, scales_of, tiny_adapter
-from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.vision.image_models import IMAGE_MODELS, Parts, opened, twin_logits
 from tests.support.vision.mtmd_oracle import seen_by_libmtmd
 from tests.support.vision.opened import SMALL
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.push
 
-# The windows of these models have 16 or 24 positions.
+# The windows of these models have 16 or 24 positions, and attention proceeds in chunks of 128.
 PROMPTS: tuple[Parts, ...] = (
     (11, (5, 4), 9),
     ((6, 3), 5, (2, 7), (3, 3), 7),
     (5, (1, 23), 3, (17, 1), 6),
     (20, (9, 8), 13),
+    (12, (20, 16), 30),
 )
-LONG: Parts = (7, (4, 3), (1, 6), 30, (9, 8), 12)
+LONG: Parts = (7, (4, 3), (1, 6), 40, (12, 14), 12)
 DECODED = 5
 GELU_BOUND = 1e-7  # nats; ggml looks up GELU in a table of float16
 
@@ -61,7 +62,8 @@ MODELS = [pytest.param(name, marks=() if name in KINDS else pytest.mark.night) f
 def test_images_mean_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of images and texts, in F32, within the bounds for text.
 
-    At most 4e-13 was measured for the twin, 4e-9 with GELU, and at most 2e-7 for the engine.
+    At most 1e-11 was measured for the twin, 6e-9 with GELU, and at most 2e-7 for the engine. A float16 cache routes
+    single rows to other experts, in llama.cpp as in our engine, so models with experts need the median.
     """
     monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
     path, model = tiny_architecture(tmp_path, name), IMAGE_MODELS[name]
@@ -75,7 +77,8 @@ def test_images_mean_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch:
             of_twin.append(twin)
             of_engine.append(engine)
     assert np.concatenate(of_twin).mean() <= (GELU_BOUND if has_gelu(path) else TWIN_BOUND)
-    assert np.concatenate(of_engine).mean() <= ENGINE_FLOOR
+    average = np.median if TINY_ARCHITECTURES[name].experts else np.mean
+    assert average(np.concatenate(of_engine)) <= ENGINE_FLOOR
 
 
 # E2B and E4B, which libmtmd recognizes by their width, are causal.

@@ -47,7 +47,7 @@ class ImageModel:
     text: str
     is_causal: bool
     uses_mrope: bool
-    most_rows: int = 128
+    most_rows: int = 400
 
     @property
     def row_width(self) -> int:

@@ -62,7 +62,6 @@ GROUPS = {"expert_group_count": 4, "expert_group_used_count": 1}
             UnsupportedModel,
             "rope.dimension_sections of 4, 0, 0, 0",
         ),
-        ("qwen3vlmoe", {"n_deepstack_layers": 3}, BadGGUF, "n_deepstack_layers: must be at most 2, not 3"),
         ("glm4moe", {"expert_gating_func": 3}, UnsupportedModel, "a glm4moe.expert_gating_func of 3"),
         ("lfm2moe", {"expert_gating_func": 4}, UnsupportedModel, "a lfm2moe.expert_gating_func of 4"),
         ("lfm2moe", {"expert_gating_func": "softmax"}, BadGGUF, "lfm2moe.expert_gating_func"),

@@ -1,16 +1,21 @@
-"""Tests of the sections of M-RoPE, against the definitions of the published models."""
+"""Tests of the sections of M-RoPE, and of files that use the rows of images in other ways."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from llmrun.base.errors import BadGGUF, UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import RopeSettings
-from tests.support.gguf.gguf_files import write_gguf
+from tests.support.gguf.gguf_files import Tensor, write_gguf
+from tests.support.models.fidelity import plan_of
+from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.models.tiny_models import changed_copy
 
 
 def interleaved(height: int, width: int, pairs: int) -> list[int]:
@@ -41,3 +46,21 @@ def test_sections_choose_the_position_of_each_pair(
     with open_gguf(path) as file:
         found = settings.with_sections_of(Keys(file), 2 * len(expected), interleaved=is_interleaved)
     assert list(found.axes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "error", "words"),
+    [
+        ("qwen3vlmoe", "n_deepstack_layers", 3, BadGGUF, "n_deepstack_layers: must be at most 2, not 3"),
+        ("granite", "deepstack_mapping", [0, -1], UnsupportedModel, r"chosen layers \(granite.deepstack_mapping\)"),
+    ],
+)
+def test_other_uses_of_rows_are_refused(
+    tmp_path: Path, name: str, key: str, value: object, error: type[Exception], words: str
+) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata[f"{name}.{key}"] = value
+
+    path = changed_copy(tiny_architecture(tmp_path, name), tmp_path / "changed.gguf", change)
+    with pytest.raises(error, match=words):
+        plan_of(path)
