@@ -87,8 +87,10 @@ def _vision_of(file: GGUFFile) -> Any:
     architecture = file.string("general.architecture")
     parts = 1 + file.integer(f"{architecture}.n_deepstack_layers", 0, minimum=0)
     width = parts * file.integer(f"{architecture}.embedding_length", minimum=1)
-    is_causal = file.string(IMAGES) == ONE_WAY
-    return SimpleNamespace(projector=SimpleNamespace(row_width=width, is_causal=is_causal, most_rows=max(STEPS)))
+    projector = SimpleNamespace(
+        row_width=width, is_causal=file.string(IMAGES) == ONE_WAY, most_rows=max(STEPS), weight_bytes=0, memory_bytes=0
+    )
+    return SimpleNamespace(projector=projector, close=lambda: None)
 
 
 def _with_image(batch: Batch, backend: CpuBackend, random: StableRandom) -> Batch:

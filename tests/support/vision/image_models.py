@@ -48,6 +48,8 @@ class ImageModel:
     is_causal: bool
     uses_mrope: bool
     most_rows: int = 400
+    weight_bytes: int = 0
+    memory_bytes: int = 0
 
     @property
     def row_width(self) -> int:
@@ -72,7 +74,7 @@ class ImageModel:
 @contextmanager
 def opened(path: Path, projector: object, **options: Any) -> Iterator[CpuBackend]:
     """Open a model in the CPU engine with a projector, but without an encoder."""
-    vision: Any = SimpleNamespace(projector=projector)
+    vision: Any = SimpleNamespace(projector=projector, close=lambda: None)
     with open_gguf(path) as file:
         backend = CpuBackend(file, OpenOptions(**{"context_size": 512, "threads": 2} | options), vision=vision)
     try:
