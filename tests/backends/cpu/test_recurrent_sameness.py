@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.backends.cpu.recurrent_states import CHECKPOINT_DISTANCE
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.base.types import LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf
@@ -243,20 +243,20 @@ def test_short_turns_keep_no_more_checkpoints_than_are_counted(folder: Path) -> 
     with opened(path) as backend:
         states = backend._states
         assert states is not None
-        unused, ends = len(states._free), list(range(80, 1280, 80))
+        unused, ends = len(states.checkpoints.free), list(range(80, 1280, 80))
         for end in ends:
             at = backend.kv.lengths[0]
             forward(backend, 0, at, PROMPT[at:end])
             for position in range(end, end + 3):
                 forward(backend, 0, position, PROMPT[position : position + 1])
-            assert unused - len(states._free) <= 2 + end // CHECKPOINT_DISTANCE
+            assert unused - len(states.checkpoints.free) <= 2 + end // CHECKPOINT_DISTANCE
         end = ends[-2]
         kept = backend.kv.truncate(0, end - 3)
         assert kept >= end - 2 * REPLAY_ROWS
         found = forward(backend, 0, kept, PROMPT[kept : end + 20], wanted=20)
         np.testing.assert_array_equal(found, expected[end : end + 20])
         backend.kv.free(0)
-        assert len(states._free) == unused
+        assert len(states.checkpoints.free) == unused
 
 
 def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
@@ -268,12 +268,12 @@ def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
         assert states is not None
         forward(backend, 0, 0, PROMPT[:120])
         forward(backend, 1, 0, PROMPT[:60])
-        unused = len(states._free)
+        unused = len(states.checkpoints.free)
         for at in range(120, 130):
             with pytest.raises(KVFull):
                 forward(backend, 0, at, PROMPT[at : at + 100])
             forward(backend, 0, at, PROMPT[at : at + 1])
-        assert len(states._free) == unused
+        assert len(states.checkpoints.free) == unused
         assert backend.kv.truncate(0, 129) == 104
 
 

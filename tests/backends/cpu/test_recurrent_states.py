@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE
 from llmrun.backends.cpu.recurrent_states import (
-    CHECKPOINT_DISTANCE,
     RecurrentStates,
     checkpoint_bytes,
     checkpoint_shapes,
@@ -96,7 +96,7 @@ class Sequences:
 
     @property
     def n_owned(self) -> int:
-        return len({id(each) for owned in self.states._owned for each in owned})
+        return len({id(each) for owned in self.states.checkpoints.owned for each in owned})
 
 
 def summary(tokens: list[int]) -> int:
@@ -254,10 +254,10 @@ class StatesMachine(RuleBasedStateMachine):
     @invariant()
     def no_checkpoint_leaks(self) -> None:
         states = self.made.states
-        assert self.made.n_owned + len(states._free) == self.made.n_checkpoints
-        for each in {id(each): each for owned in states._owned for each in owned}.values():
-            assert each.owners == sum(each in owned for owned in states._owned)
-            assert each.slot not in states._free
+        assert self.made.n_owned + len(states.checkpoints.free) == self.made.n_checkpoints
+        for each in {id(each): each for owned in states.checkpoints.owned for each in owned}.values():
+            assert each.owners == sum(each in owned for owned in states.checkpoints.owned)
+            assert each.slot not in states.checkpoints.free
 
 
 TestStatesMachine = pytest.mark.push(StatesMachine.TestCase)
