@@ -26,6 +26,7 @@ from llmrun.backends.llama.messages import (
     CONTEXT_STEP,
     FLAG_BYTES,
     NEARLY,
+    TOKENS,
     WHOLE_IMAGE,
     Layout,
     SharedMemory,
@@ -44,6 +45,7 @@ from llmrun.backends.llama.rpc_devices import (
     usable_gpus,
     vulkan_starts,
 )
+from llmrun.backends.llama.state_checkpoints import StateCheckpoints
 from llmrun.base.processes.worker import take_over_streams
 from llmrun.base.stacks import USUAL_STACK, on_stack
 from llmrun.formats.layouts.kv import parse_kv_type
@@ -210,6 +212,7 @@ class LlamaWorker:
         rope = llama.llama_model_rope_type(self._model)
         mrope = rope in (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE)
         self._positions = Positions(max_sequences, images=mrope and row_width > 0)
+        self._checkpoints = StateCheckpoints(llama, self._model, self._context, max_sequences)
         return {
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
@@ -253,6 +256,8 @@ class LlamaWorker:
         if hidden != self._gives_hidden:
             self._gives_hidden = hidden
             self._llama.llama_set_embeddings(self._context, bool(hidden))
+        sequences = self._sequences[:rows]
+        self._checkpoints.before(sequences, self._lengths, images=images != TOKENS)
         if images == WHOLE_IMAGE:
             self._llama.llama_set_causal_attn(self._context, False)
         status = self._run(self._context, batch)
@@ -262,13 +267,14 @@ class LlamaWorker:
             if wanted:
                 os.write(self._answers, NEARLY)  # The parent wakes up while this process copies the logits.
                 self._copy_outputs(wanted)
-            for seq in self._sequences[:rows] if self._cache else ():
+            for seq in sequences if self._cache else ():
                 self._lengths[seq] += 1
-            self._positions.add(self._sequences[:rows], self._row_positions[:rows])
+            self._positions.add(sequences, self._row_positions[:rows])
+            self._checkpoints.after(sequences, images=images != TOKENS)
             return {"status": 0}
-        for seq in sorted(set(self._sequences[:rows])):
+        for seq in sorted(set(sequences)):
             # llama.cpp has removed the positions of the failed rows, which earlier rows of an image share.
-            first = self._row_positions[self._sequences[:rows].index(seq)]
+            first = self._row_positions[sequences.index(seq)]
             self._lengths[seq] = self._keep(seq, min(self._lengths[seq], self._positions.rows_before(seq, first)))
         return {"status": status, "error": "" if status >= 0 else self._last_error()}
 
@@ -282,6 +288,8 @@ class LlamaWorker:
         if n:
             self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, self._positions.end(src, n))
             self._positions.copy(src, dst, n)
+            self._checkpoints.share(src, dst, n)
+            self._lengths[dst] = self._lengths[src]
         self._lengths[dst] = self._keep(dst, n)
         return {"kept": self._lengths[dst]}
 
@@ -528,22 +536,28 @@ class LlamaWorker:
             ctypes.memmove(base + layout.hidden + row * n_bytes, scores, n_bytes)
 
     def _keep(self, seq: int, n: int) -> int:
-        """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
+        """Truncate a sequence to n tokens or fewer, and return the number of tokens that are left.
 
-        In models with M-RoPE, images are removed as a whole. Truncation is impossible if the model has a recurrent
-        state, which cannot be rewound, or if a sliding window has discarded tokens that are needed again. Most encoders
-        have no cache at all, so their sequences are always empty.
+        In models with M-RoPE, images are removed as a whole. A recurrent state cannot be rewound, so the last
+        checkpoint is restored. Without a checkpoint, or if a sliding window has discarded tokens that are needed again,
+        nothing is left. Most encoders have no cache at all, so their sequences are always empty.
         """
         if not self._cache:
             return 0
         n = self._positions.border(seq, n)
+        if not self._removed(seq, n):
+            n = self._checkpoints.restore(seq, n)
+            if not self._removed(seq, n):
+                n = 0
+                self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+        self._positions.truncate(seq, n)
+        self._checkpoints.cut(seq, n, self._lengths[seq])
+        return n
+
+    def _removed(self, seq: int, n: int) -> bool:
+        """Remove all but the first n tokens of a sequence. Returns False if n is 0, or if that is impossible."""
         end = self._positions.end(seq, n)
-        if n and self._llama.llama_memory_seq_rm(self._cache, seq, end, -1) and self._reaches_back(seq, n):
-            self._positions.truncate(seq, n)
-            return n
-        self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
-        self._positions.truncate(seq, 0)
-        return 0
+        return n > 0 and self._llama.llama_memory_seq_rm(self._cache, seq, end, -1) and self._reaches_back(seq, n)
 
     def _reaches_back(self, seq: int, n: int) -> bool:
         end = self._positions.end(seq, n)

@@ -1,20 +1,28 @@
-"""Tests of a recurrent model behind the Backend contract: its state cannot be rewound, and `kept` reports that."""
+"""Tests of recurrent models behind the Backend contract: states cannot be rewound, except to the end of an image."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.base.errors import Cancelled
+from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.vision.layout import Rows
 from tests.support.backends.recurrent import tiny_recurrent
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.engine.contract import CancelContract, PrefixContract
+from tests.support.vision.opened import open_vision, vision_of
+from tests.support.vision.prompts import Image, part_of, prompt_batch
 
 PROMPT = np.random.default_rng(0).integers(5, 200, 40).tolist()
 
@@ -106,3 +114,97 @@ def test_a_pass_stopped_half_way_says_what_is_left(path: Path) -> None:
         backend._process.clear_stop()
     assert seen <= {0, len(PROMPT)}
     backend.close()
+
+
+BEFORE, QUESTION = PROMPT[:9], PROMPT[9:20]
+
+
+@pytest.fixture(scope="module", params=["qwen3vl_merger qwen35", "lfm2"])
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+    """Both kinds of recurrent models that read images: with M-RoPE, where an image has one position, and without."""
+    backend = open_vision(tmp_path_factory.mktemp("seeing"), request.param, max_sequences=3)
+    yield backend
+    backend.close()
+
+
+def image_of(backend: LlamaBackend, seed: int = 0) -> Image:
+    """Return an image whose rows are random."""
+    projector = vision_of(backend).projector
+    piece = next(piece for piece in projector.layout(220, 120).pieces if isinstance(piece, Rows))
+    rows = np.random.default_rng(seed).standard_normal((piece.count, projector.row_width)).astype(np.float32)
+    return Image(piece, rows)
+
+
+def asked(backend: LlamaBackend, *parts: list[int] | Image, seq: int = 0) -> Batch:
+    return prompt_batch(vision_of(backend).projector, parts, seq=seq)
+
+
+def fresh_logits(backend: LlamaBackend, batch: Batch) -> NDArray[np.float32]:
+    backend.kv.free(2)
+    return backend.forward(replace(batch, seq=np.full_like(batch.seq, 2))).logits
+
+
+def assert_continues(backend: LlamaBackend, batch: Batch, kept: int) -> None:
+    """Assert that the first `kept` rows of a prompt are in the cache of its sequence, as if they had just been run."""
+    expected = fresh_logits(backend, batch)
+    found = backend.forward(part_of(batch, kept)).logits
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * float(np.ptp(expected)))
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("rows", [1000, 20, 7])
+def test_another_question_reuses_the_image(seeing: LlamaBackend, rows: int) -> None:
+    """llama.cpp#26994: prefix with image never cached for hybrid models. Prompts run in steps of any size."""
+    image = image_of(seeing)
+    end = len(BEFORE) + image.piece.count
+    batch = asked(seeing, BEFORE, image, QUESTION)
+    seeing.kv.free(0)
+    for start, stop in pairwise([*range(0, len(batch.tokens), rows), len(batch.tokens)]):
+        seeing.forward(part_of(batch, start, stop, wanted=1))
+    for question in (QUESTION[::-1], QUESTION * 3, [7]):
+        assert seeing.kv.truncate(0, end + 3) == end
+        assert_continues(seeing, asked(seeing, BEFORE, image, question), end)
+
+
+@pytest.mark.push
+def test_two_requests_share_an_image(seeing: LlamaBackend) -> None:
+    image = image_of(seeing)
+    end = len(BEFORE) + image.piece.count
+    seeing.kv.free(0)
+    seeing.forward(asked(seeing, BEFORE, image, QUESTION))
+    assert seeing.kv.copy(0, 1, end + 5) == end
+    assert_continues(seeing, asked(seeing, BEFORE, image, QUESTION[5:], seq=1), end)
+    assert_continues(seeing, asked(seeing, BEFORE, image, [*QUESTION, 7]), end + len(QUESTION))
+    assert seeing.kv.copy(1, 0, end) == end  # the copy owns the checkpoint, too
+    assert_continues(seeing, asked(seeing, BEFORE, image, QUESTION[::-1]), end)
+
+
+@pytest.mark.push
+def test_each_image_of_a_chat_can_be_returned_to(seeing: LlamaBackend) -> None:
+    first, second = image_of(seeing), image_of(seeing, 1)
+    count = first.piece.count
+    words = PROMPT * 12  # checkpoints after images are kept if they are 512 tokens apart
+    one, two = len(BEFORE) + count, len(BEFORE) + 2 * count + len(words)
+    parts = [BEFORE, first, words, second]
+    batch = asked(seeing, *parts, QUESTION)
+    seeing.kv.free(0)
+    seeing.forward(batch)
+    assert seeing.kv.truncate(0, two + 3) == two
+    assert_continues(seeing, asked(seeing, *parts, QUESTION[::-1]), two)
+    assert seeing.kv.truncate(0, two - 1) == one  # inside the second image
+    assert_continues(seeing, batch, one)
+    assert seeing.kv.truncate(0, one - 1) == 0
+
+
+@pytest.mark.push
+def test_a_stop_in_the_text_after_an_image_keeps_the_image(seeing: LlamaBackend) -> None:
+    image = image_of(seeing)
+    end = len(BEFORE) + image.piece.count
+    batch = asked(seeing, BEFORE, image, QUESTION)
+    seeing.kv.free(0)
+    seeing.forward(part_of(batch, 0, end, wanted=0))
+    seeing.cancel()
+    with pytest.raises(Cancelled):
+        seeing.forward(part_of(batch, end))
+    assert seeing.kv.truncate(0, end) == end
+    assert_continues(seeing, batch, end)

@@ -1,0 +1,83 @@
+"""Checkpoints of llama.cpp's recurrent states after images, so that another question about an image can reuse it.
+
+llama.cpp cannot rewind a recurrent state. A checkpoint is the part of a saved sequence that contains only this state,
+without keys and values, which llama.cpp can rewind. A checkpoint is made when text follows an image.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any, Final
+
+from llmrun.backends.checkpoints import Checkpoints, n_within_budget
+
+_ONLY_STATE: Final = 1  # llama.cpp's LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_LEAST: Final = 2  # checkpoints, even if they do not fit in the budget
+
+
+class StateCheckpoints:
+    """The checkpoints of a context, in memory that is allocated when a checkpoint is made.
+
+    Models without a recurrent state have no checkpoints.
+    """
+
+    def __init__(self, llama: Any, model: Any, context: Any, max_sequences: int) -> None:
+        self._llama, self._context, self._max_sequences = llama, context, max_sequences
+        self._has_state = llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
+        self._made: Checkpoints | None = None  # None until the size of a checkpoint is known
+        self._states: dict[int, Any] = {}  # uint8[] of each slot
+        self._after_images: set[int] = set()  # the sequences whose last row is a row of an image
+
+    def before(self, sequences: Iterable[int], lengths: ctypes.Array[ctypes.c_int32], *, images: bool) -> None:
+        """Save the states of the sequences that continue with text after an image. Call this before a pass.
+
+        images  whether the rows of the pass are rows of images
+        """
+        if self._after_images and not images:
+            for seq in self._after_images.intersection(sequences):
+                self._save(seq, lengths[seq])
+
+    def after(self, sequences: Iterable[int], *, images: bool) -> None:
+        """Note that a pass with rows of these sequences has succeeded."""
+        if images and self._has_state:
+            self._after_images.update(sequences)
+        elif self._after_images:
+            self._after_images.difference_update(sequences)
+
+    def _save(self, seq: int, n: int) -> None:
+        n_bytes: int = self._llama.llama_state_seq_get_size_ext(self._context, seq, _ONLY_STATE)
+        if self._made is None:
+            self._made = Checkpoints(self._max_sequences, max(_LEAST, n_within_budget(n_bytes)))
+        if self._made.newest(seq) == n or (slot := self._made.slot_for(seq)) is None:
+            return
+        state = self._states.get(slot)
+        if state is None or len(state) != n_bytes:
+            state = self._states[slot] = (ctypes.c_uint8 * n_bytes)()
+        if self._llama.llama_state_seq_get_data_ext(self._context, state, n_bytes, seq, _ONLY_STATE) == n_bytes:
+            self._made.add(seq, n, after_image=True)
+
+    def restore(self, seq: int, n: int) -> int:
+        """Restore the last state of a sequence up to n rows, and return its number of rows, or 0 if there is none."""
+        found = self._made.up_to(seq, n) if self._made is not None else []
+        if self._made is None or not found:
+            return 0
+        state = self._states[found[-1].slot]
+        if self._llama.llama_state_seq_set_data_ext(self._context, state, len(state), seq, _ONLY_STATE) != len(state):
+            return 0
+        self._made.use(found[-1])
+        return found[-1].position
+
+    def cut(self, seq: int, n: int, length: int) -> None:
+        """Note that a sequence of `length` rows has been shortened to n rows."""
+        if n < length:
+            self._after_images.discard(seq)
+        if self._made is not None:
+            self._made.cut(seq, n)
+
+    def share(self, src: int, dst: int, n: int) -> None:
+        """Note that dst, which was empty, is a copy of src, and will be shortened to n rows."""
+        if src in self._after_images:
+            self._after_images.add(dst)
+        if self._made is not None:
+            self._made.share(src, dst, n)
