@@ -19,7 +19,15 @@ from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
-from llmrun.backends.cpu.steps import Rotations, StepImages, WantedRows, check_whole, runs_of, steps_of
+from llmrun.backends.cpu.steps import (
+    Rotations,
+    StepImages,
+    WantedRows,
+    check_whole,
+    rows_after_images,
+    runs_of,
+    steps_of,
+)
 from llmrun.backends.cpu.team import TEAM_KERNELS, SummingTeam, Team, WatchedTeam, named_digests
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe
@@ -28,7 +36,7 @@ from llmrun.base.amounts import counted
 from llmrun.base.compiled.host import host_target, load_kernels
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.machine.cpu_count import default_threads, most_threads
-from llmrun.base.types import HIDDEN, LOGITS, Batch, LoadTimes, Outputs
+from llmrun.base.types import HIDDEN, IMAGE_ROW, LOGITS, Batch, LoadTimes, Outputs
 from llmrun.formats.layouts.arena import allocate
 from llmrun.formats.layouts.records import NUMERICS
 from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
@@ -214,7 +222,10 @@ class CpuBackend:
             if len(sequences) > self._max_rows:
                 self.kv.require(Counter(sequences))
             scored = shown = 0
-            for rows in steps_of(sequences, self._max_rows, whole=not is_causal, ahead=batch.ahead):
+            beginnings = [] if self._states is None else rows_after_images(batch)
+            for rows in steps_of(
+                sequences, self._max_rows, whole=not is_causal, ahead=batch.ahead, beginnings=beginnings
+            ):
                 self.kv.extend(Counter(sequences[rows]))
                 wanted = WantedRows.of(batch.want[rows], self.plan.hidden)
                 self._run(batch, rows, wanted, logits[scored : scored + wanted.scored])
@@ -249,7 +260,8 @@ class CpuBackend:
             self._team.run(*inputs, scales=scales, images=images)
             return
         scored = (batch.want[rows] & LOGITS).tolist()
-        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), scored))
+        in_image = None if batch.embeds is None else (tokens == IMAGE_ROW).tolist()
+        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), scored, in_image))
         try:
             self._team.run(*inputs, runs, scales, images)
             self._states.finish()

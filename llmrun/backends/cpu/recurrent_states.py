@@ -2,7 +2,7 @@
 
 A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten a sequence further,
 a checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
-prompt and every 512 tokens. backends/checkpoints.py decides which checkpoints are kept.
+prompt, after each image, and every 512 tokens. backends/checkpoints.py decides which checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class RecurrentStates:
         self.bases: list[int | None] = [0] * n_sequences
         self._buffers = [0] * n_sequences  # index of the replay buffer with the rows since the base
         self._reads_prompt = [True] * n_sequences
+        # The base of each sequence whose last row was a row of an image in the last step, or 0.
+        self._after_image = [0] * n_sequences
         self.checkpoints = Checkpoints(n_sequences, len(saved[0]))
         # Each run of the step, its new base, and whether the run ends a prompt whose state is not saved yet.
         self._pending: list[tuple[Run, int, bool]] = []
@@ -90,6 +92,8 @@ class RecurrentStates:
     def cut(self, seq: int, n: int) -> None:
         """Truncate a sequence to a reachable position."""
         self.checkpoints.cut(seq, n)
+        if n < self._after_image[seq]:
+            self._after_image[seq] = 0
         base = self.bases[seq]
         if base is not None and base <= n and n:
             return
@@ -110,6 +114,7 @@ class RecurrentStates:
             for memory in self._memory:
                 memory[:, dst] = memory[:, src]
             self.bases[dst], self._buffers[dst] = base, self._buffers[src]
+            self._after_image[dst] = self._after_image[src]
         else:
             self._restore(self.checkpoints.owned[dst][-1], dst)
 
@@ -121,6 +126,9 @@ class RecurrentStates:
         for index, run in enumerate(runs):
             base = self.bases[run.sequence]
             assert base is not None, "a sequence whose state was lost must be cut before the next step"
+            after_image = 0 < base == self._after_image[run.sequence]
+            if after_image and not run.begins_in_image and base > self.checkpoints.newest(run.sequence):
+                self._save(run.sequence, base, after_image=True)
             reads_prompt = self._reads_prompt[run.sequence] or run.lead >= _LEAST_PROMPT
             commit = run.commit(reads_prompt=reads_prompt or not run.is_last)
             if self._keeps_rows:
@@ -128,7 +136,7 @@ class RecurrentStates:
             ends_prompt = reads_prompt and run.is_last
             if ends_prompt and commit > run.certain - REPLAY_ROWS:
                 # The step begins too close to the end of the prompt. Save the state before the step instead.
-                if base > self.checkpoints.newest(run.sequence):
+                if base > self.checkpoints.newest(run.sequence) and not after_image:
                     self._save(run.sequence, base)
                 ends_prompt = False
             words[index, :7] = (
@@ -146,6 +154,9 @@ class RecurrentStates:
             self.bases[seq] = commit
             self._buffers[seq] = 1 - self._buffers[seq]
             self._reads_prompt[seq] = not run.is_last
+            self._after_image[seq] = commit if run.ends_in_image else 0
+            if run.ends_in_image:
+                continue  # more rows of the image may follow; the state is saved when text follows
             newest = self.checkpoints.newest(seq)
             if commit > newest and (ends_prompt or commit // CHECKPOINT_DISTANCE > newest // CHECKPOINT_DISTANCE):
                 self._save(seq, commit)
@@ -158,15 +169,22 @@ class RecurrentStates:
         self._pending = []
 
     def save(self, seq: int, n: int) -> list[SavedPart]:
-        """Return the checkpoints up to position n as parts, and the state at the base."""
-        reads: dict[int, Callable[[], memoryview]] = {
-            each.position: partial(self._checkpoint_bytes, each) for each in self.checkpoints.up_to(seq, n)
+        """Return the checkpoints up to position n as parts, and the state at the base.
+
+        The contents of a part are 1 after an image, and otherwise 0.
+        """
+        reads: dict[int, tuple[bool, Callable[[], memoryview]]] = {
+            each.position: (each.after_image, partial(self._checkpoint_bytes, each))
+            for each in self.checkpoints.up_to(seq, n)
         }
         base = self.bases[seq]
         if base is not None and 0 < base <= n and base not in reads:
-            reads[base] = partial(self._state_bytes, seq, base)
+            reads[base] = base == self._after_image[seq], partial(self._state_bytes, seq, base)
         n_bytes = checkpoint_bytes(self._groups)
-        return [SavedPart(CHECKPOINT_PART, at, at, 0, n_bytes, read) for at, read in sorted(reads.items())]
+        return [
+            SavedPart(CHECKPOINT_PART, at, at, int(after_image), n_bytes, read)
+            for at, (after_image, read) in sorted(reads.items())
+        ]
 
     def load(self, seq: int, n: int, parts: Iterable[SavedPart]) -> None:
         """Load the last checkpoints up to position n of a sequence that has none. Damaged checkpoints are skipped.
@@ -185,7 +203,7 @@ class RecurrentStates:
                 for saved in self._saved:
                     state, data = np.split(data, [saved[0].size])
                     saved[slot] = state.reshape(saved[0].shape)
-                self.checkpoints.add(seq, part.end)
+                self.checkpoints.add(seq, part.end, after_image=bool(part.contents))
 
     def _checkpoint_bytes(self, checkpoint: Checkpoint) -> memoryview:
         return _joined([saved[checkpoint.slot] for saved in self._saved])
@@ -199,13 +217,13 @@ class RecurrentStates:
 
     # --- checkpoints ---
 
-    def _save(self, seq: int, position: int) -> None:
+    def _save(self, seq: int, position: int, *, after_image: bool = False) -> None:
         slot = self.checkpoints.slot_for(seq)
         if slot is None:
             return
         for saved, state in zip(self._saved, self._state_at(seq, position), strict=True):
             saved[slot] = state
-        self.checkpoints.add(seq, position)
+        self.checkpoints.add(seq, position, after_image=after_image)
 
     def _state_at(self, seq: int, base: int) -> list[NDArray[np.uint8]]:
         """Return a sequence's state at its base in the form of a checkpoint: uint8[layers, bytes] for each group."""

@@ -5,6 +5,7 @@ The rotations are cached. Without the cache, rotations would take 30 us per step
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -28,24 +29,45 @@ if TYPE_CHECKING:
 
 
 def steps_of(
-    sequences: Sequence[int], most: int, *, whole: bool, ahead: NDArray[np.int32] | None = None
+    sequences: Sequence[int],
+    most: int,
+    *,
+    whole: bool,
+    ahead: NDArray[np.int32] | None = None,
+    beginnings: Sequence[int] = (),
 ) -> Iterator[slice]:
     """Yield the rows of each step in order, at most `most` rows per step.
 
-    sequences  the sequence of each row
-    whole      never divide the rows of a sequence, which must not be more than `most`
-    ahead      int32[rows], as in Batch; rows that attend to each other are never divided
+    sequences   the sequence of each row
+    whole       never divide the rows of a sequence, which must not be more than `most`
+    ahead       int32[rows], as in Batch; rows that attend to each other are never divided
+    beginnings  rows that must be the first of a step, in ascending order
     Raises ValueError for an image with more than `most` rows.
     """
     start, n = 0, len(sequences)
     while start < n:
         end = min(start + most, n)
+        if (next_one := bisect_right(beginnings, start)) < len(beginnings):
+            end = min(end, beginnings[next_one])
         while end < n and ((whole and sequences[end] == sequences[end - 1]) or (ahead is not None and ahead[end - 1])):
             end -= 1
             if end == start:
                 raise ValueError(f"an image has more than {most} rows that attend to each other")
         yield slice(start, end)
         start = end
+
+
+def rows_after_images(batch: Batch) -> list[int]:
+    """Return the rows of text that follow an image in their sequence and in the batch."""
+    if batch.embeds is None:
+        return []
+    found = []
+    after_image: dict[int, bool] = {}
+    for row, (token, seq) in enumerate(zip(batch.tokens.tolist(), batch.seq.tolist(), strict=True)):
+        if token != IMAGE_ROW and after_image.get(seq):
+            found.append(row)
+        after_image[seq] = token == IMAGE_ROW
+    return found
 
 
 def check_whole(sequences: Sequence[int], positions: Sequence[int]) -> None:
@@ -105,6 +127,7 @@ class Run(Struct, frozen=True):
     start    position of the first row
     lead     number of rows before the first row whose logits are wanted, or of all rows if no logits are wanted
     is_last  whether the logits of any row are wanted, as in the last step of a prompt
+    begins_in_image, ends_in_image  whether the first row and the last row are rows of images
     """
 
     sequence: int
@@ -112,6 +135,8 @@ class Run(Struct, frozen=True):
     start: int
     lead: int
     is_last: bool
+    begins_in_image: bool = False
+    ends_in_image: bool = False
 
     @property
     def end(self) -> int:
@@ -130,21 +155,29 @@ class Run(Struct, frozen=True):
         """Return the position at which the step commits the state. Rows from this position on can be removed later.
 
         Such rows are the rows of a draft or the last rows of a prompt, because the next turn of a chat often differs in
-        the last tokens of the prompt, such as an opening thinking tag.
+        the last tokens of the prompt, such as an opening thinking tag. Rows of images are never removed one by one.
         """
+        if self.ends_in_image:
+            return self.end
         certain = self.certain - REPLAY_ROWS if reads_prompt else self.certain
         return max(self.start, certain, self.end - REPLAY_ROWS)
 
 
-def runs_of(sequences: list[int], positions: list[int], wanted: list[bool]) -> list[Run]:
-    """Return the runs of a step, given each row's sequence, position, and whether its logits are wanted."""
+def runs_of(
+    sequences: list[int], positions: list[int], wanted: list[bool], images: list[bool] | None = None
+) -> list[Run]:
+    """Return the runs of a step, given each row's sequence, position, and whether its logits are wanted.
+
+    images  whether each row is a row of an image, or None if no row is
+    """
     rows: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         rows.setdefault(sequence, []).append(row)
     runs = []
     for sequence, own in rows.items():
         lead = next((index for index, row in enumerate(own) if wanted[row]), len(own))
-        runs.append(Run(sequence, own, positions[own[0]], lead, lead < len(own)))
+        ends = (False, False) if images is None else (images[own[0]], images[own[-1]])
+        runs.append(Run(sequence, own, positions[own[0]], lead, lead < len(own), *ends))
     return runs
 
 

@@ -8,21 +8,27 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE
+from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE, Checkpoints
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.errors import Cancelled, KVFull
-from llmrun.base.types import LOGITS, Batch
+from llmrun.base.types import IMAGE_ROW, LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts.kv import REPLAY_ROWS
 from llmrun.model.plan.shapes import MatrixState
+from llmrun.model.vision.layout import Rows
+from llmrun.model.vision.projector import ProjectorFile, read_projector
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.prompts import Image, part_of, prompt_batch
 
 pytestmark = pytest.mark.push
 
@@ -33,10 +39,19 @@ PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 290, 1300
 
 
 @contextmanager
-def opened(path: Path, *, threads: int = 2, max_sequences: int = 1, keeps_rows: bool = False) -> Iterator[CpuBackend]:
+def opened(
+    path: Path,
+    *,
+    threads: int = 2,
+    max_sequences: int = 1,
+    keeps_rows: bool = False,
+    projector: ProjectorFile | None = None,
+) -> Iterator[CpuBackend]:
+    """Open a model. A projector comes without an encoder, because random rows of images are good enough."""
     options = OpenOptions(context_size=CONTEXT, max_sequences=max_sequences, threads=threads, keeps_rows=keeps_rows)
+    vision: Any = projector and SimpleNamespace(projector=projector)
     with open_gguf(path) as file:
-        backend = CpuBackend(file, options)
+        backend = CpuBackend(file, options, vision=vision)
     try:
         yield backend
     finally:
@@ -302,6 +317,97 @@ def test_an_exception_after_a_step_does_not_leave_an_old_position_for_a_new_stat
         kept = backend.kv.truncate(0, 301)
         found = forward(backend, 0, kept, PROMPT[kept:340], wanted=20)
         np.testing.assert_array_equal(found, expected_logits(path)[320:340])
+
+
+SEES = "qwen3vl_merger qwen35"  # the recurrent states of Qwen3.5, with M-RoPE
+
+
+def seen(projector: ProjectorFile, seed: int) -> Image:
+    """Return an image of 20 x 15 random rows."""
+    rows = np.random.default_rng(seed).standard_normal((300, projector.row_width)).astype(np.float32)
+    return Image(Rows(0, 300, 20, 15), rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [7, 100, 256, 2000])
+def test_checkpoints_after_images_change_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, chunk: int
+) -> None:
+    """ggml-org/llama.cpp#26994: prefix with image never cached for hybrid models.
+
+    Logits are the same without a checkpoint, with any division into steps, and after another question.
+    """
+    path, projector = tiny_text_model(folder, SEES), read_projector(tiny_projector(folder, SEES))
+    pictures = [seen(projector, seed) for seed in (1, 2)]
+    one, two = 20 + 300, 20 + 300 + 240 + 300
+    parts = [PROMPT[:20], pictures[0], PROMPT[20:260], pictures[1]]
+    first, second = (prompt_batch(projector, [*parts, PROMPT[at : at + 30]], wanted=200) for at in (300, 400))
+    edited = prompt_batch(projector, [*parts[:2], PROMPT[500:520]], wanted=10)
+    with monkeypatch.context() as patch, opened(path, projector=projector, threads=1) as plain:
+        patch.setattr(Checkpoints, "slot_for", lambda self, seq: None)
+        expected = [whole(plain, batch) for batch in (first, second, edited)]
+    with opened(path, projector=projector, threads=threads, max_sequences=2) as backend:
+        n = len(first.tokens)
+        for at in range(0, n, chunk):
+            backend.forward(part_of(first, at, min(at + chunk, n), wanted=1))
+        for position in range(n, n + 20):  # the answer
+            rest = replace(part(0, position, [7], 1), rope_pos=np.full((1, 3), position - 570, np.int32))
+            backend.forward(rest)
+        assert backend.kv.truncate(0, two + 2) == two
+        found = [backend.forward(part_of(first, two)).logits, backend.kv.copy(0, 1, two + 3)]
+        np.testing.assert_array_equal(found[0], expected[0][-len(found[0]) :])
+        assert found[1] == two
+        rest = part_of(second, two)
+        again = backend.forward(replace(rest, seq=np.ones_like(rest.seq))).logits
+        np.testing.assert_array_equal(again, expected[1][-len(again) :])
+        assert backend.kv.truncate(0, one + 4) == one
+        np.testing.assert_array_equal(backend.forward(part_of(edited, one)).logits, expected[2])
+
+
+def whole(backend: CpuBackend, batch: Batch) -> NDArray[np.float32]:
+    backend.kv.free(0)
+    return backend.forward(batch).logits
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_with_images_change_nothing(folder: Path, seed: int) -> None:
+    """Prompts of two sequences with images share steps, and are cut and copied anywhere at the borders of images."""
+    path, random = tiny_text_model(folder, SEES), np.random.default_rng(seed)
+    projector = read_projector(tiny_projector(folder, SEES))
+    parts = [PROMPT[:30], seen(projector, 1), PROMPT[30:33], seen(projector, 2), PROMPT[40:300], seen(projector, 3)]
+    batch = prompt_batch(projector, [*parts, PROMPT[300:400]])
+    n = len(batch.tokens)
+    batch = replace(batch, want=np.full(n, LOGITS, np.uint8))
+    with opened(path, projector=projector, threads=1) as backend:
+        expected = backend.forward(batch).logits
+    lengths = [0, 0]
+    with opened(path, projector=projector, threads=1 + seed % 3, max_sequences=2) as backend:
+        for _ in range(60):
+            action = random.choice(["step", "step", "step", "cut", "copy"])
+            seq = int(random.integers(2))
+            n_kept = int(random.integers(0, lengths[seq] + 1))
+            while 0 < n_kept < n and batch.tokens[n_kept] == IMAGE_ROW == batch.tokens[n_kept - 1]:
+                n_kept -= 1
+            if action == "cut":
+                lengths[seq] = checked_kept(backend.kv.truncate(seq, n_kept), n_kept)
+            elif action == "copy":
+                lengths[1 - seq] = checked_kept(backend.kv.copy(seq, 1 - seq, n_kept), n_kept)
+            else:
+                steps = []
+                for each in random.permutation(2).tolist():
+                    at = lengths[each]
+                    end = min(n, at + int(random.choice([1, 9, 100, 400])))
+                    lengths[each] = end
+                    if at < end:
+                        own = part_of(batch, at, end)
+                        steps.append(replace(own, seq=np.full_like(own.seq, each)))
+                if steps:
+                    both = joined(steps)
+                    embeds = [each.embeds for each in steps if each.embeds is not None]
+                    rope = np.concatenate([each.rope_pos for each in steps if each.rope_pos is not None])
+                    both = replace(both, embeds=np.concatenate(embeds) if embeds else None, rope_pos=rope)
+                    np.testing.assert_array_equal(backend.forward(both).logits, expected[both.pos])
 
 
 def checked_kept(kept: int, n: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -35,10 +38,13 @@ class Sequences:
         self.states = RecurrentStates(GROUPS, self.memory, saved, keeps_rows=keeps_rows)
         self.tokens: list[list[int]] = [[] for _ in range(count)]
 
-    def step(self, parts: dict[int, tuple[list[int], int]]) -> None:
-        """Run new tokens of each sequence. The logits of the last `wanted` of them are wanted."""
+    def step(self, parts: dict[int, tuple[list[int], int]], images: dict[int, int] | None = None) -> None:
+        """Run new tokens of each sequence. The logits of the last `wanted` of them are wanted.
+
+        images  how many of the last tokens of each sequence are rows of an image
+        """
         rows = [
-            (seq, len(self.tokens[seq]) + at, at >= len(new) - wanted)
+            (seq, len(self.tokens[seq]) + at, at >= len(new) - wanted, at >= len(new) - (images or {}).get(seq, 0))
             for seq, (new, wanted) in parts.items()
             for at in range(len(new))
         ]
@@ -120,6 +126,14 @@ def decode(made: Sequences, seq: int, count: int, *, h: int = 0) -> None:
         made.step({seq: (history(h, len(made.tokens[seq]), 1), 1)})
 
 
+def show(made: Sequences, seq: int, count: int, *, h: int = 0, chunk: int = 256) -> None:
+    """Run an image of `count` rows in chunks."""
+    start = len(made.tokens[seq])
+    for at in range(start, start + count, chunk):
+        new = min(chunk, start + count - at)
+        made.step({seq: (history(h, at, new), 0)}, {seq: new})
+
+
 def test_an_answer_has_no_rows_to_replay() -> None:
     made = Sequences(1, 4)
     run(made, 0, 100)
@@ -193,6 +207,86 @@ def test_the_tokens_of_a_draft_model_can_be_removed() -> None:
     assert made.cut(0, 130 - REPLAY_ROWS) == 130 - REPLAY_ROWS
 
 
+@pytest.mark.parametrize("chunk", [7, 40, 256])
+@pytest.mark.parametrize("question", [1, 10, 30])
+def test_another_question_begins_after_the_image(chunk: int, question: int) -> None:
+    """ggml-org/llama.cpp#26994: prefix with image never cached for hybrid models."""
+    made = Sequences(2, 8)
+    run(made, 0, 9)
+    show(made, 0, 700, chunk=chunk)
+    run(made, 0, question)
+    decode(made, 0, 600)
+    assert made.cut(0, 709 + min(question - 1, 3)) == 709
+    run(made, 0, question, h=1)
+    assert made.copy(0, 1, 709) == 709  # another request about the same image
+    assert made.cut(0, 708) == 0  # no checkpoint is made inside the image
+
+
+def test_an_answer_can_follow_an_image_at_once() -> None:
+    made = Sequences(1, 4)
+    run(made, 0, 9)
+    made.step({0: (history(0, 9, 100), 1)}, {0: 100})
+    decode(made, 0, 50)
+    assert made.cut(0, 150) == 109
+
+
+def test_an_image_without_text_after_it_can_be_copied() -> None:
+    """A copy ends in the image, too, so that it makes the checkpoint when text follows."""
+    made = Sequences(2, 4)
+    run(made, 0, 9)
+    show(made, 0, 100)
+    assert made.copy(0, 1, 109) == 109
+    for seq in (0, 1):
+        run(made, seq, 20)
+        decode(made, seq, 30)
+        assert made.cut(seq, 112) == 109
+
+
+def test_checkpoints_after_images_outlive_others() -> None:
+    """Within 512 tokens, many short turns after an image do not displace its checkpoint."""
+    made = Sequences(1, 8)
+    run(made, 0, 20)
+    show(made, 0, 100)
+    for _ in range(8):
+        run(made, 0, 20)
+        decode(made, 0, 15)
+    assert made.n_owned == 3
+    assert made.cut(0, 123) == 120
+
+
+def test_many_images_do_not_displace_other_conversations() -> None:
+    made = Sequences(3, 7)
+    for seq in (0, 1):
+        run(made, seq, 30, h=seq)
+        show(made, seq, 100, h=seq)
+        run(made, seq, 30, h=seq)
+        decode(made, seq, 40, h=seq)
+    for _ in range(30):
+        show(made, 2, 300, h=2)
+        run(made, 2, 20, h=2)
+        decode(made, 2, 10, h=2)
+    assert [made.reach(seq, 140) for seq in (0, 1)] == [130, 130]
+    last = len(made.tokens[2]) - 30
+    assert made.cut(2, last + 3) == last
+
+
+def test_checkpoints_after_images_are_saved_and_loaded() -> None:
+    made = Sequences(2, 8)
+    run(made, 0, 9)
+    show(made, 0, 100)
+    run(made, 0, 30)
+    decode(made, 0, 20)
+    parts = [replace(part, read=partial(bytes, bytes(part.read()))) for part in made.states.save(0, 159)]
+    assert [(part.end, part.contents) for part in parts] == [(109, 1), (123, 0), (159, 0)]
+    made.tokens[1] = made.tokens[0]
+    made.states.load(1, 159, parts)
+    assert made.cut(1, 159) == 159
+    for _ in range(4):
+        run(made, 1, 20)
+        decode(made, 1, 20)
+    assert made.cut(1, 120) == 109  # the loaded checkpoint has outlived the others
+
+
 def test_the_number_of_checkpoints_has_a_budget() -> None:
     large = [StateGroup(MatrixState(32, 16, 128, 128, 2), 24)]
     assert checkpoint_bytes(large) == 32 * 128 * 128 * 4 * 24
@@ -215,8 +309,9 @@ class StatesMachine(RuleBasedStateMachine):
     @rule(
         counts=st.lists(st.sampled_from([0, 1, 1, 2, 9, 16, 17, 40, 256]), min_size=SEQUENCES, max_size=SEQUENCES),
         wanted=st.sampled_from([0, 1, 1, 1, 9, 300]),
+        images=st.lists(st.sampled_from([0, 0, 5, 300]), min_size=SEQUENCES, max_size=SEQUENCES),
     )
-    def step(self, counts: list[int], wanted: int) -> None:
+    def step(self, counts: list[int], wanted: int, images: list[int]) -> None:
         self.h += 1
         parts = {
             seq: (history(self.h, len(self.made.tokens[seq]), count), min(wanted, count))
@@ -224,7 +319,7 @@ class StatesMachine(RuleBasedStateMachine):
             if count
         }
         if parts:
-            self.made.step(parts)
+            self.made.step(parts, dict(enumerate(images)))
 
     @rule(seq=st.integers(0, SEQUENCES - 1), back=st.sampled_from([0, 1, 8, 15, 16, 17, 60, 600, 10_000]))
     def cut(self, seq: int, back: int) -> None:

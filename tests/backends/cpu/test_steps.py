@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.cpu.steps import StepImages, check_whole, steps_of
+from llmrun.backends.cpu.steps import StepImages, check_whole, rows_after_images, steps_of
 from llmrun.base.types import IMAGE_ROW, Batch
 from llmrun.formats.layouts.arena import floats_at
 
@@ -30,6 +30,26 @@ def test_steps_are_small_and_have_all_rows_in_order(lengths: list[int], most: in
         assert sum(len(set(rows[step])) for step in steps) == len(lengths)
     else:
         assert all(len(rows[step]) == most for step in steps[:-1])
+
+
+@given(lengths_of_sequences, st.integers(9, 30), st.sets(st.integers(1, 20)))
+def test_steps_end_where_another_must_begin(lengths: list[int], most: int, beginnings: set[int]) -> None:
+    rows = rows_of(lengths)
+    own = sorted(row for row in beginnings if row < len(rows))
+    steps = list(steps_of(rows, most, whole=False, beginnings=own))
+    assert [row for step in steps for row in range(len(rows))[step]] == [*range(len(rows))]
+    starts = [step.start for step in steps]
+    assert {*own} <= {*starts}
+    assert all(step.stop - step.start == most for step in steps[:-1] if step.stop not in own)
+
+
+def test_text_after_an_image_begins_a_step() -> None:
+    """Only rows of the same sequence count, and only images in the batch."""
+    tokens = [5, -1, -1, 5, -1, 5, 6, 6, 5, -1]
+    sequences = [0, 0, 0, 1, 1, 2, 1, 1, 0, 0]
+    column = np.array(tokens, np.int32)
+    batch = Batch(column, np.array(sequences, np.int32), column, np.zeros(10, np.uint8), None, np.zeros((4, 8)))
+    assert rows_after_images(batch) == [6, 8]
 
 
 @pytest.mark.push
