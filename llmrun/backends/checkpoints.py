@@ -52,6 +52,7 @@ class Checkpoints:
     def __init__(self, n_sequences: int, n_slots: int) -> None:
         self.owned: list[list[Checkpoint]] = [[] for _ in range(n_sequences)]
         self.free = list(range(n_slots - 1, -1, -1))
+        self._image_ends = [0] * n_sequences  # see `note_image`
         self._uses = 0
 
     def up_to(self, seq: int, n: int) -> list[Checkpoint]:
@@ -63,7 +64,9 @@ class Checkpoints:
         return self.owned[seq][-1].position if self.owned[seq] else 0
 
     def cut(self, seq: int, n: int) -> None:
-        """Forget the checkpoints of a sequence after position n."""
+        """Forget everything about a sequence after position n."""
+        if n < self._image_ends[seq]:
+            self._image_ends[seq] = 0
         count = self._count(seq, n)
         for checkpoint in self.owned[seq][count:]:
             self._release(checkpoint)
@@ -71,9 +74,18 @@ class Checkpoints:
 
     def share(self, src: int, dst: int, n: int) -> None:
         """Let dst, which has no checkpoints, own the checkpoints of src up to position n, too."""
+        self._image_ends[dst] = self._image_ends[src] if self._image_ends[src] <= n else 0
         self.owned[dst] = self.up_to(src, n)
         for checkpoint in self.owned[dst]:
             checkpoint.owners += 1
+
+    def note_image(self, seq: int, n: int) -> None:
+        """Record that the last of a sequence's first n tokens is a row of an image. The image may have further rows."""
+        self._image_ends[seq] = n
+
+    def follows_image(self, seq: int, n: int) -> bool:
+        """Return whether position n of a sequence follows the last row of an image, as far as it was run."""
+        return 0 < n == self._image_ends[seq]
 
     def slot_for(self, seq: int) -> int | None:
         """Return a free slot for the next checkpoint of a sequence, or None if there are no slots.

@@ -76,8 +76,6 @@ class RecurrentStates:
         self.bases: list[int | None] = [0] * n_sequences
         self._buffers = [0] * n_sequences  # index of the replay buffer with the rows since the base
         self._reads_prompt = [True] * n_sequences
-        # The base of each sequence whose last row was a row of an image in the last step, or 0.
-        self._after_image = [0] * n_sequences
         self.checkpoints = Checkpoints(n_sequences, len(saved[0]))
         # Each run of the step, its new base, and whether the run ends a prompt whose state is not saved yet.
         self._pending: list[tuple[Run, int, bool]] = []
@@ -92,8 +90,6 @@ class RecurrentStates:
     def cut(self, seq: int, n: int) -> None:
         """Truncate a sequence to a reachable position."""
         self.checkpoints.cut(seq, n)
-        if n < self._after_image[seq]:
-            self._after_image[seq] = 0
         base = self.bases[seq]
         if base is not None and base <= n and n:
             return
@@ -114,7 +110,6 @@ class RecurrentStates:
             for memory in self._memory:
                 memory[:, dst] = memory[:, src]
             self.bases[dst], self._buffers[dst] = base, self._buffers[src]
-            self._after_image[dst] = self._after_image[src]
         else:
             self._restore(self.checkpoints.owned[dst][-1], dst)
 
@@ -126,7 +121,7 @@ class RecurrentStates:
         for index, run in enumerate(runs):
             base = self.bases[run.sequence]
             assert base is not None, "a sequence whose state was lost must be cut before the next step"
-            after_image = 0 < base == self._after_image[run.sequence]
+            after_image = self.checkpoints.follows_image(run.sequence, base)
             if after_image and not run.begins_in_image and base > self.checkpoints.newest(run.sequence):
                 self._save(run.sequence, base, after_image=True)
             reads_prompt = self._reads_prompt[run.sequence] or run.lead >= _LEAST_PROMPT
@@ -154,8 +149,8 @@ class RecurrentStates:
             self.bases[seq] = commit
             self._buffers[seq] = 1 - self._buffers[seq]
             self._reads_prompt[seq] = not run.is_last
-            self._after_image[seq] = commit if run.ends_in_image else 0
             if run.ends_in_image:
+                self.checkpoints.note_image(seq, commit)
                 continue  # more rows of the image may follow; the state is saved when text follows
             newest = self.checkpoints.newest(seq)
             if commit > newest and (ends_prompt or commit // CHECKPOINT_DISTANCE > newest // CHECKPOINT_DISTANCE):
@@ -179,7 +174,7 @@ class RecurrentStates:
         }
         base = self.bases[seq]
         if base is not None and 0 < base <= n and base not in reads:
-            reads[base] = base == self._after_image[seq], partial(self._state_bytes, seq, base)
+            reads[base] = self.checkpoints.follows_image(seq, base), partial(self._state_bytes, seq, base)
         n_bytes = checkpoint_bytes(self._groups)
         return [
             SavedPart(CHECKPOINT_PART, at, at, int(after_image), n_bytes, read)

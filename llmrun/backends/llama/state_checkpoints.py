@@ -27,35 +27,38 @@ class StateCheckpoints:
         self._has_state = llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model)
         self._made: Checkpoints | None = None  # None until the size of a checkpoint is known
         self._states: dict[int, Any] = {}  # uint8[] of each slot
-        self._after_images: set[int] = set()  # the sequences whose last row is a row of an image
 
     def before(self, sequences: Iterable[int], lengths: ctypes.Array[ctypes.c_int32], *, images: bool) -> None:
         """Save the states of the sequences that continue with text after an image. Call this before a pass.
 
         images  whether the rows of the pass are rows of images
         """
-        if self._after_images and not images:
-            for seq in self._after_images.intersection(sequences):
-                self._save(seq, lengths[seq])
+        made = self._made
+        if made is not None and not images:
+            for seq in set(sequences):
+                if made.follows_image(seq, lengths[seq]):
+                    self._save(made, seq, lengths[seq])
 
-    def after(self, sequences: Iterable[int], *, images: bool) -> None:
+    def after(self, sequences: Iterable[int], lengths: ctypes.Array[ctypes.c_int32], *, images: bool) -> None:
         """Note that a pass with rows of these sequences has succeeded."""
-        if images and self._has_state:
-            self._after_images.update(sequences)
-        elif self._after_images:
-            self._after_images.difference_update(sequences)
+        for seq in set(sequences) if images and self._has_state else ():
+            if self._made is None:
+                self._made = Checkpoints(self._max_sequences, max(_LEAST, n_within_budget(self._size(seq))))
+            self._made.note_image(seq, lengths[seq])
 
-    def _save(self, seq: int, n: int) -> None:
+    def _size(self, seq: int) -> int:
         n_bytes: int = self._llama.llama_state_seq_get_size_ext(self._context, seq, _ONLY_STATE)
-        if self._made is None:
-            self._made = Checkpoints(self._max_sequences, max(_LEAST, n_within_budget(n_bytes)))
-        if self._made.newest(seq) == n or (slot := self._made.slot_for(seq)) is None:
+        return n_bytes
+
+    def _save(self, made: Checkpoints, seq: int, n: int) -> None:
+        if made.newest(seq) == n or (slot := made.slot_for(seq)) is None:
             return
+        n_bytes = self._size(seq)
         state = self._states.get(slot)
         if state is None or len(state) != n_bytes:
             state = self._states[slot] = (ctypes.c_uint8 * n_bytes)()
         if self._llama.llama_state_seq_get_data_ext(self._context, state, n_bytes, seq, _ONLY_STATE) == n_bytes:
-            self._made.add(seq, n, after_image=True)
+            made.add(seq, n, after_image=True)
 
     def restore(self, seq: int, n: int) -> int:
         """Restore the last state of a sequence up to n rows, and return its number of rows, or 0 if there is none."""
@@ -68,16 +71,12 @@ class StateCheckpoints:
         self._made.use(found[-1])
         return found[-1].position
 
-    def cut(self, seq: int, n: int, length: int) -> None:
-        """Note that a sequence of `length` rows has been shortened to n rows."""
-        if n < length:
-            self._after_images.discard(seq)
+    def cut(self, seq: int, n: int) -> None:
+        """Note that a sequence has been shortened to n rows."""
         if self._made is not None:
             self._made.cut(seq, n)
 
     def share(self, src: int, dst: int, n: int) -> None:
-        """Note that dst, which was empty, is a copy of src, and will be shortened to n rows."""
-        if src in self._after_images:
-            self._after_images.add(dst)
+        """Note that dst, which was empty, is a copy of the first n rows of src."""
         if self._made is not None:
             self._made.share(src, dst, n)

@@ -270,7 +270,7 @@ class LlamaWorker:
             for seq in sequences if self._cache else ():
                 self._lengths[seq] += 1
             self._positions.add(sequences, self._row_positions[:rows])
-            self._checkpoints.after(sequences, images=images != TOKENS)
+            self._checkpoints.after(sequences, self._lengths, images=images != TOKENS)
             return {"status": 0}
         for seq in sorted(set(sequences)):
             # llama.cpp has removed the positions of the failed rows, which earlier rows of an image share.
@@ -289,7 +289,6 @@ class LlamaWorker:
             self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, self._positions.end(src, n))
             self._positions.copy(src, dst, n)
             self._checkpoints.share(src, dst, n)
-            self._lengths[dst] = self._lengths[src]
         self._lengths[dst] = self._keep(dst, n)
         return {"kept": self._lengths[dst]}
 
@@ -551,7 +550,7 @@ class LlamaWorker:
                 n = 0
                 self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
         self._positions.truncate(seq, n)
-        self._checkpoints.cut(seq, n, self._lengths[seq])
+        self._checkpoints.cut(seq, n)
         return n
 
     def _removed(self, seq: int, n: int) -> bool:
