@@ -16,7 +16,7 @@ from msgspec import Struct
 from llmrun.backends.base import check_batch, identity_of, key_of
 from llmrun.backends.cpu.cache_size import cache_size, kv_type_of, rows_of_step
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
+from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in, convolution_windows
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
 from llmrun.backends.cpu.steps import (
@@ -120,7 +120,8 @@ class CpuBackend:
         key = key_of(_decisive(file, base.without_images(), ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
-        self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
+        convolutions = () if self.vision is None or self.plan.states else convolution_windows(self.plan)
+        self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key, convolutions)
         costs = weights.costs()
         weight_bytes = sum(part.layout.n_bytes for part in packed.values())
         self._team: Team = Team(self.lowered, n_threads, prefetching=Prefetching(n_threads, weight_bytes))
@@ -222,7 +223,7 @@ class CpuBackend:
             if len(sequences) > self._max_rows:
                 self.kv.require(Counter(sequences))
             scored = shown = 0
-            beginnings = [] if self._states is None else rows_after_images(batch)
+            beginnings = [] if self.kv.states is None else rows_after_images(batch)
             for rows in steps_of(
                 sequences, self._max_rows, whole=not is_causal, ahead=batch.ahead, beginnings=beginnings
             ):
@@ -256,14 +257,21 @@ class CpuBackend:
             logits,
         )
         scales = _contiguous_scales(batch, rows)
-        if self._states is None:
+        if self.kv.states is None:
             self._team.run(*inputs, scales=scales, images=images)
             return
+        in_image = None if images is None else (tokens == IMAGE_ROW).tolist()
         scored = (batch.want[rows] & LOGITS).tolist()
-        in_image = None if batch.embeds is None else (tokens == IMAGE_ROW).tolist()
-        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), scored, in_image))
+        runs = runs_of(batch.seq[rows].tolist(), positions.tolist(), scored, in_image)
+        if self._states is None:
+            assert self.kv.convolutions is not None
+            self.kv.convolutions.begin(runs)
+            self._team.run(*inputs, scales=scales, images=images)
+            self.kv.convolutions.finish(runs)
+            return
+        words = self._states.begin(runs)
         try:
-            self._team.run(*inputs, runs, scales, images)
+            self._team.run(*inputs, words, scales, images)
             self._states.finish()
         except BaseException:  # a signal handler may raise even after the step, or inside `finish`
             self._states.lose()

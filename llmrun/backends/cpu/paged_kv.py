@@ -2,7 +2,8 @@
 
 Layers with the same sliding window share a pool of blocks. With a window, a sequence keeps its most recent blocks and
 releases older blocks as it grows. A sequence can be truncated only to a position whose whole window is still cached. If
-the model has recurrent layers, their state at that position must also be available (recurrent_states.py).
+the model has recurrent layers, their state at that position must also be available (recurrent_states.py). The windows
+of short convolutions can be restored at the ends of images (convolution_checkpoints.py).
 
 Blocks are reference-counted. Sharing a prefix copies only part of a block table. A block that several sequences share
 is copied before one of them writes to it.
@@ -14,7 +15,7 @@ sequence, so its parts lack these blocks. Bit i of `contents` is set if the part
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -22,14 +23,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.backends.base import BLOCK_PART, SavedPart
+from llmrun.backends.cpu.convolution_checkpoints import ConvolutionCheckpoints
 from llmrun.backends.cpu.recurrent_states import RecurrentStates
 from llmrun.base.errors import IntegrityError, KVFull
 from llmrun.base.machine.memory import return_pages
 from llmrun.formats.layouts.arena import address_of
 from llmrun.formats.layouts.kv import BLOCK
+from llmrun.model.plan.shapes import ConvolutionShape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.model.plan.plan import Plan
 
 # A sequence can be truncated by its last step and this many more tokens without losing its window.
 # Chats truncate when they retry, or when an answer is rendered differently from how it was generated. llama.cpp uses
@@ -56,6 +61,14 @@ def blocks_of_sequence(window: int, context_size: int, max_rows: int) -> int:
     return min(whole, blocks_of_window(window, max_rows)) if window else whole
 
 
+def convolution_windows(plan: Plan) -> set[int]:
+    """Return the windows of the layers of short convolutions, unless layers with attention have the same window."""
+    kinds: dict[int, set[type]] = {}
+    for group in plan.groups:
+        kinds.setdefault(group.shape.window, set()).add(type(group.shape))
+    return {window for window, found in kinds.items() if found == {ConvolutionShape}}
+
+
 class BlockPool:
     """Maps the positions of sequences to blocks of memory.
 
@@ -72,7 +85,7 @@ class BlockPool:
         self._memory = memory
         self._table = table
         self._share = n_blocks // len(table) if window else table.shape[1]
-        self._firsts = [0] * len(table)  # the index of the first block that each sequence still holds
+        self._starts = [0] * len(table)  # the first position that each sequence still holds
         self._references = np.zeros(n_blocks, np.int32)
         self._free = list(range(n_blocks - 1, -1, -1))
 
@@ -91,7 +104,7 @@ class BlockPool:
 
     def held(self, sequences: Sequence[int], lengths: Sequence[int]) -> int:
         """Return the number of blocks that only these sequences hold."""
-        tables = [self._table[seq, self._firsts[seq] : blocks_in(lengths[seq])] for seq in sequences]
+        tables = [self._table[seq, self._first(seq) : blocks_in(lengths[seq])] for seq in sequences]
         if not tables:
             return 0
         blocks, counts = np.unique(np.concatenate(tables), return_counts=True)
@@ -99,23 +112,60 @@ class BlockPool:
 
     def reaches(self, seq: int, n: int) -> bool:
         """Return whether every position visible to rows after the first n is still cached."""
-        first = self._firsts[seq]
-        return first == 0 or first * BLOCK <= n - self.window + 1
+        return self._starts[seq] <= max(0, n - self.window + 1)
 
     def share(self, src: int, dst: int, n: int) -> None:
         """Share the first n positions of src with dst. dst must be empty, and `reaches(src, n)` must be true."""
-        first = self._firsts[src]
+        first = self._first(src)
         shared = self._table[src, first : blocks_in(n)]
         self._table[dst, first : blocks_in(n)] = shared
-        self._firsts[dst] = first
+        self._starts[dst] = self._starts[src]
         self._references[shared] += 1
 
     def cut(self, seq: int, length: int, n: int) -> None:
         """Keep only the first n of a sequence's `length` positions. n must be 0, or `reaches(seq, n)` must be true."""
-        first = max(self._firsts[seq], blocks_in(n))
+        first = max(self._first(seq), blocks_in(n))
         if n == 0:
-            self._firsts[seq] = 0
+            self._starts[seq] = 0
         self._drop(self._table[seq, first : blocks_in(length)])
+
+    @property
+    def before_bytes(self) -> int:
+        """The size of the positions before a position that a row there depends on, in layers of short convolutions."""
+        return self.block_bytes // BLOCK * (self.window - 1)
+
+    def read_before(self, seq: int, n: int) -> NDArray[np.uint8]:
+        """Return the positions before n that a row at n depends on, uint8[before_bytes]. `reaches` must be true."""
+        parts = [self._position(memory, seq, at) for at in self._before(n) for memory in self._memory]
+        data = np.concatenate([part.reshape(-1) for part in parts])
+        return np.pad(data, (0, self.before_bytes - len(data)))
+
+    def restore_before(self, seq: int, length: int, n: int, data: NDArray[np.uint8]) -> None:
+        """Replace a sequence of `length` positions by n positions, of which only the last ones are stored.
+
+        data  what `read_before` returned
+        """
+        self.cut(seq, length, 0)
+        self._starts[seq] = self._before(n).start
+        for index in range(self._first(seq), blocks_in(n)):
+            self._table[seq, index] = self._take()
+        for at in self._before(n):
+            for memory in self._memory:
+                place = self._position(memory, seq, at)
+                place[:], data = data[: place.size].reshape(place.shape), data[place.size :]
+
+    def _before(self, n: int) -> range:
+        return range(max(0, n - self.window + 1), n)
+
+    def _position(self, memory: NDArray[np.uint8], seq: int, at: int) -> NDArray[np.uint8]:
+        """Return a view of a position in layers whose blocks have one row per position, uint8[layers, bytes]."""
+        row_bytes = memory.shape[2] // BLOCK
+        first = at % BLOCK * row_bytes
+        return memory[:, self._table[seq, at // BLOCK], first : first + row_bytes]
+
+    def _first(self, seq: int) -> int:
+        """Return the index of the first block that a sequence still holds."""
+        return self._starts[seq] // BLOCK
 
     @property
     def block_bytes(self) -> int:
@@ -123,8 +173,8 @@ class BlockPool:
         return sum(memory.shape[0] * memory.shape[2] for memory in self._memory)
 
     def holds(self, seq: int, index: int) -> bool:
-        """Return whether a sequence still holds its block at this index. The index must be within the sequence."""
-        return index >= self._firsts[seq]
+        """Return whether a sequence still holds its whole block at this index, which must be within the sequence."""
+        return index * BLOCK >= self._starts[seq]
 
     def read_block(self, seq: int, index: int) -> NDArray[np.uint8]:
         """Return a copy of a block in all layers, uint8[block_bytes]."""
@@ -138,8 +188,8 @@ class BlockPool:
         positions up to the end of this block. Call `require` first.
         """
         if data is None or index < end - self._share:
-            self._drop(self._table[seq, self._firsts[seq] : index])
-            self._firsts[seq] = index + 1
+            self._drop(self._table[seq, self._first(seq) : index])
+            self._starts[seq] = (index + 1) * BLOCK
             return
         block = self._table[seq, index] = self._take()
         for memory in self._memory:
@@ -178,11 +228,11 @@ class BlockPool:
 
     def _give_back(self, seq: int, first: int, length: int) -> None:
         """Release the blocks of a sequence whose index is less than `first`."""
-        old = self._firsts[seq]
+        old = self._first(seq)
         if first <= old:
             return
         assert first * BLOCK <= length - self.window + 1, "the step has more rows than the cache has blocks for"
-        self._firsts[seq] = first
+        self._starts[seq] = first * BLOCK
         self._drop(self._table[seq, old:first])
 
     def _blocks_wanted(self, growth: Mapping[int, int], lengths: Sequence[int]) -> int:
@@ -276,6 +326,7 @@ class PagedKV:
 
     `memory` maps each window to arrays of uint8[layers, blocks, bytes per block], one array per group of layers. A
     window of 0 means that all positions are kept. `states` are the recurrent states, or None if the model has none.
+    `convolutions` are the windows of layers of short convolutions, if their inputs are saved after images.
 
     block_size  number of tokens in a block
     key      identifies the model and its cache for saved parts; empty if parts cannot be saved
@@ -293,8 +344,8 @@ class PagedKV:
         context_size: int,
         states: RecurrentStates | None = None,
         key: str = "",
+        convolutions: Collection[int] = (),
     ) -> None:
-        self.states = states
         self.key = key
         self._context_size = context_size
         self.lengths = [0] * max_sequences
@@ -303,6 +354,11 @@ class PagedKV:
             BlockPool(window, groups, table)
             for (window, groups), table in zip(memory.items(), self.tables, strict=True)
         ]
+        self.convolutions: ConvolutionCheckpoints | None = None
+        if convolutions:
+            pools = [pool for pool in self._pools if pool.window in convolutions]
+            self.convolutions = ConvolutionCheckpoints(pools, max_sequences)
+        self.states = states or self.convolutions
         self._addresses = np.array([address_of(table) for table in self.tables], np.int64).reshape(-1, 1)
         # Only the pools without a window can be full.
         self._whole = [pool for window, pool in zip(memory, self._pools, strict=True) if not window]
@@ -343,7 +399,10 @@ class PagedKV:
         kept = self._kept(src, n)
         if kept:
             for pool in self._pools:
-                pool.share(src, dst, kept)
+                if (inputs := self._inputs(pool, src, kept)) is not None:
+                    pool.restore_before(dst, 0, kept, inputs)
+                else:
+                    pool.share(src, dst, kept)
             if self.states is not None:
                 self.states.share(src, dst, kept)
             self.lengths[dst] = kept
@@ -352,7 +411,10 @@ class PagedKV:
     def truncate(self, seq: int, n: int) -> int:
         kept = self._kept(seq, n)
         for pool in self._pools:
-            pool.cut(seq, self.lengths[seq], kept)
+            if (inputs := self._inputs(pool, seq, kept)) is not None:
+                pool.restore_before(seq, self.lengths[seq], kept, inputs)
+            else:
+                pool.cut(seq, self.lengths[seq], kept)
         if self.states is not None:
             self.states.cut(seq, kept)
             if kept == self.lengths[seq]:
@@ -408,4 +470,11 @@ class PagedKV:
     def _kept(self, seq: int, n: int) -> int:
         n = min(n, self.lengths[seq])
         positions = [n] if self.states is None else self.states.reachable(seq, n)
-        return next((at for at in positions if all(pool.reaches(seq, at) for pool in self._pools)), 0)
+        for at in positions:
+            if all(pool.reaches(seq, at) or self._inputs(pool, seq, at) is not None for pool in self._pools):
+                return at
+        return 0
+
+    def _inputs(self, pool: BlockPool, seq: int, n: int) -> NDArray[np.uint8] | None:
+        """Return the saved inputs before position n, or None if the pool still holds them or nothing is saved."""
+        return None if self.convolutions is None or pool.reaches(seq, n) else self.convolutions.inputs(pool, seq, n)

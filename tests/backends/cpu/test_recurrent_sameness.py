@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,8 +76,8 @@ def forward(backend: CpuBackend, seq: int, start: int, tokens: Sequence[int], wa
 
 def matrices(backend: CpuBackend) -> list[NDArray[np.uint8]]:
     """Return the matrices of the first sequence's states, for each group of layers."""
-    assert backend.kv.states is not None
-    groups = zip(backend.plan.states, backend.kv.states._memory, strict=True)
+    assert backend._states is not None
+    groups = zip(backend.plan.states, backend._states._memory, strict=True)
     return [
         memory[:, 0, : group.shape.matrix_bytes] for group, memory in groups if isinstance(group.shape, MatrixState)
     ]
@@ -319,7 +319,8 @@ def test_an_exception_after_a_step_does_not_leave_an_old_position_for_a_new_stat
         np.testing.assert_array_equal(found, expected_logits(path)[320:340])
 
 
-SEES = "qwen3vl_merger qwen35"  # the recurrent states of Qwen3.5, with M-RoPE
+# The recurrent states of Qwen3.5, with M-RoPE, and the short convolutions of LFM2, which are windows of the KV cache.
+SEEING = pytest.mark.parametrize("name", ["qwen3vl_merger qwen35", "lfm2"])
 
 
 def seen(projector: ProjectorFile, seed: int) -> Image:
@@ -328,40 +329,55 @@ def seen(projector: ProjectorFile, seed: int) -> Image:
     return Image(Rows(0, 300, 20, 15), rows)
 
 
+@pytest.mark.cover(2)
+@SEEING
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [7, 100, 256, 2000])
 def test_checkpoints_after_images_change_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, chunk: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, threads: int, chunk: int
 ) -> None:
     """ggml-org/llama.cpp#26994: prefix with image never cached for hybrid models.
 
     Logits are the same without a checkpoint, with any division into steps, and after another question.
     """
-    path, projector = tiny_text_model(folder, SEES), read_projector(tiny_projector(folder, SEES))
+    path, projector = tiny_text_model(folder, name), read_projector(tiny_projector(folder, name))
     pictures = [seen(projector, seed) for seed in (1, 2)]
     one, two = 20 + 300, 20 + 300 + 240 + 300
-    parts = [PROMPT[:20], pictures[0], PROMPT[20:260], pictures[1]]
+    parts: list[list[int] | Image] = [PROMPT[:20], pictures[0], PROMPT[20:260], pictures[1]]
     first, second = (prompt_batch(projector, [*parts, PROMPT[at : at + 30]], wanted=200) for at in (300, 400))
     edited = prompt_batch(projector, [*parts[:2], PROMPT[500:520]], wanted=10)
     with monkeypatch.context() as patch, opened(path, projector=projector, threads=1) as plain:
         patch.setattr(Checkpoints, "slot_for", lambda self, seq: None)
         expected = [whole(plain, batch) for batch in (first, second, edited)]
     with opened(path, projector=projector, threads=threads, max_sequences=2) as backend:
-        n = len(first.tokens)
+        answered = prompt_batch(projector, [*parts, PROMPT[300:1000]])  # the answer is longer than any window
+        n = len(answered.tokens)
         for at in range(0, n, chunk):
-            backend.forward(part_of(first, at, min(at + chunk, n), wanted=1))
-        for position in range(n, n + 20):  # the answer
-            rest = replace(part(0, position, [7], 1), rope_pos=np.full((1, 3), position - 570, np.int32))
-            backend.forward(rest)
+            backend.forward(part_of(answered, at, min(at + chunk, n), wanted=1))
         assert backend.kv.truncate(0, two + 2) == two
-        found = [backend.forward(part_of(first, two)).logits, backend.kv.copy(0, 1, two + 3)]
-        np.testing.assert_array_equal(found[0], expected[0][-len(found[0]) :])
-        assert found[1] == two
+        found = backend.forward(part_of(first, two)).logits
+        np.testing.assert_array_equal(found, expected[0][-len(found) :])
+        assert backend.kv.copy(0, 1, two) == two
         rest = part_of(second, two)
         again = backend.forward(replace(rest, seq=np.ones_like(rest.seq))).logits
         np.testing.assert_array_equal(again, expected[1][-len(again) :])
         assert backend.kv.truncate(0, one + 4) == one
         np.testing.assert_array_equal(backend.forward(part_of(edited, one)).logits, expected[2])
+
+
+@SEEING
+def test_saved_sequences_contain_checkpoints_after_images(folder: Path, name: str) -> None:
+    path, projector = tiny_text_model(folder, name), read_projector(tiny_projector(folder, name))
+    parts: list[list[int] | Image] = [PROMPT[:20], seen(projector, 1)]
+    answered, edited = (prompt_batch(projector, [*parts, text]) for text in (PROMPT[20:700], PROMPT[700:720]))
+    with opened(path, projector=projector, max_sequences=2) as backend:
+        backend.forward(answered)
+        saved = [replace(each, read=partial(bytes, bytes(each.read()))) for each in backend.kv.save(0, 1000)]
+        assert backend.kv.load(1, saved) >= 1000 - 2 * REPLAY_ROWS
+        assert backend.kv.truncate(1, 325) == 320
+        rest = part_of(edited, 320)
+        found = backend.forward(replace(rest, seq=np.ones_like(rest.seq))).logits
+        np.testing.assert_array_equal(found, whole(backend, edited))
 
 
 def whole(backend: CpuBackend, batch: Batch) -> NDArray[np.float32]:
@@ -370,13 +386,14 @@ def whole(backend: CpuBackend, batch: Batch) -> NDArray[np.float32]:
 
 
 @pytest.mark.cover(1)
+@SEEING
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps_with_images_change_nothing(folder: Path, seed: int) -> None:
+def test_random_steps_with_images_change_nothing(folder: Path, name: str, seed: int) -> None:
     """Prompts of two sequences with images share steps, and are cut and copied anywhere at the borders of images."""
-    path, random = tiny_text_model(folder, SEES), np.random.default_rng(seed)
-    projector = read_projector(tiny_projector(folder, SEES))
-    parts = [PROMPT[:30], seen(projector, 1), PROMPT[30:33], seen(projector, 2), PROMPT[40:300], seen(projector, 3)]
-    batch = prompt_batch(projector, [*parts, PROMPT[300:400]])
+    path, random = tiny_text_model(folder, name), np.random.default_rng(seed)
+    projector = read_projector(tiny_projector(folder, name))
+    first, second, third = (seen(projector, number) for number in (1, 2, 3))
+    batch = prompt_batch(projector, [PROMPT[:30], first, PROMPT[30:33], second, PROMPT[40:300], third, PROMPT[300:800]])
     n = len(batch.tokens)
     batch = replace(batch, want=np.full(n, LOGITS, np.uint8))
     with opened(path, projector=projector, threads=1) as backend:
@@ -405,8 +422,12 @@ def test_random_steps_with_images_change_nothing(folder: Path, seed: int) -> Non
                 if steps:
                     both = joined(steps)
                     embeds = [each.embeds for each in steps if each.embeds is not None]
-                    rope = np.concatenate([each.rope_pos for each in steps if each.rope_pos is not None])
-                    both = replace(both, embeds=np.concatenate(embeds) if embeds else None, rope_pos=rope)
+                    rope = [each.rope_pos for each in steps if each.rope_pos is not None]
+                    both = replace(
+                        both,
+                        embeds=np.concatenate(embeds) if embeds else None,
+                        rope_pos=np.concatenate(rope) if rope else None,
+                    )
                     np.testing.assert_array_equal(backend.forward(both).logits, expected[both.pos])
 
 

@@ -48,7 +48,9 @@ def test_text_after_an_image_begins_a_step() -> None:
     tokens = [5, -1, -1, 5, -1, 5, 6, 6, 5, -1]
     sequences = [0, 0, 0, 1, 1, 2, 1, 1, 0, 0]
     column = np.array(tokens, np.int32)
-    batch = Batch(column, np.array(sequences, np.int32), column, np.zeros(10, np.uint8), None, np.zeros((4, 8)))
+    batch = Batch(
+        column, np.array(sequences, np.int32), column, np.zeros(10, np.uint8), None, np.zeros((4, 8), np.float32)
+    )
     assert rows_after_images(batch) == [6, 8]
 
 

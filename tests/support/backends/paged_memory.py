@@ -46,7 +46,7 @@ class PagedCache:
 
     def held_blocks(self, window: int, seq: int) -> list[int]:
         """Return the blocks of a sequence in order of position."""
-        first = self.pool(window)._firsts[seq]
+        first = self.pool(window)._first(seq)
         return [int(block) for block in self._table(window, seq)[first : blocks_of(self.kv.lengths[seq])]]
 
     def _table(self, window: int, seq: int) -> NDArray[np.int32]:
