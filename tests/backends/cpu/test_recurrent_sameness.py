@@ -323,10 +323,10 @@ def test_an_exception_after_a_step_does_not_leave_an_old_position_for_a_new_stat
 SEEING = pytest.mark.parametrize("name", ["qwen3vl_merger qwen35", "lfm2"])
 
 
-def seen(projector: ProjectorFile, seed: int) -> Image:
-    """Return an image of 20 x 15 random rows."""
-    rows = np.random.default_rng(seed).standard_normal((300, projector.row_width)).astype(np.float32)
-    return Image(Rows(0, 300, 20, 15), rows)
+def seen(projector: ProjectorFile, seed: int, *, nx: int = 20, ny: int = 15) -> Image:
+    """Return an image of random rows."""
+    rows = np.random.default_rng(seed).standard_normal((nx * ny, projector.row_width)).astype(np.float32)
+    return Image(Rows(0, nx * ny, nx, ny), rows)
 
 
 @pytest.mark.cover(2)
@@ -363,6 +363,17 @@ def test_checkpoints_after_images_change_nothing(
         np.testing.assert_array_equal(again, expected[1][-len(again) :])
         assert backend.kv.truncate(0, one + 4) == one
         np.testing.assert_array_equal(backend.forward(part_of(edited, one)).logits, expected[2])
+
+
+@SEEING
+def test_nothing_before_a_restored_end_of_an_image_is_reachable(folder: Path, name: str) -> None:
+    """Text and a small image are in the same block of the cache, but only the inputs before the end are restored."""
+    path, projector = tiny_text_model(folder, name), read_projector(tiny_projector(folder, name))
+    batch = prompt_batch(projector, [PROMPT[:40], seen(projector, 1, nx=3, ny=2), PROMPT[40:800]])
+    with opened(path, projector=projector) as backend:
+        backend.forward(batch)
+        assert backend.kv.truncate(0, 47) == 46
+        assert backend.kv.truncate(0, 40) == 0
 
 
 @SEEING
