@@ -49,7 +49,7 @@ def opened(
 ) -> Iterator[CpuBackend]:
     """Open a model. A projector comes without an encoder, because random rows of images are good enough."""
     options = OpenOptions(context_size=CONTEXT, max_sequences=max_sequences, threads=threads, keeps_rows=keeps_rows)
-    vision: Any = projector and SimpleNamespace(projector=projector)
+    vision: Any = projector and SimpleNamespace(projector=projector, close=lambda: None)
     with open_gguf(path) as file:
         backend = CpuBackend(file, options, vision=vision)
     try:
