@@ -400,6 +400,9 @@ class Vision(Protocol):
         tiles  uint8[height, width, 3], the boxes of the layout in their order
         """
 
+    def close(self) -> None:
+        """End the encoder's process. Called by the backend's `close`. Idempotent."""
+
 
 class Backend(Protocol):
     """An open model."""

@@ -127,14 +127,14 @@ class Entry(Struct, frozen=True):
     module   the module that defines the backend's KIND
     program  the program that runs the model, or "" if llmrun runs it
     rpc      whether the backend can use llama.cpp's RPC servers
-    images   whether the backend can read images
+    encodes  whether the backend's program encodes images, for all backends
     """
 
     name: str
     module: str
     program: str = ""
     rpc: bool = False
-    images: bool = False
+    encodes: bool = False
 
     @property
     def title(self) -> str:
@@ -148,7 +148,7 @@ class Entry(Struct, frozen=True):
 # On the CPU, "auto" tries the backends in this order.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
-    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True, images=True),
+    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True, encodes=True),
 )
 # These backends answer without a model, for tests. Users can select stand-ins by name, but help texts do not list
 # stand-ins, and "auto" ignores them.
@@ -188,8 +188,8 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
     "auto" uses the first backend that can run layers of the model on a GPU. If no backend can use a GPU, "auto" uses
     the first backend that supports the model. Software drivers count as GPUs only if the options request GPU layers.
-    If RPC servers or a projector are given, the backend that can use them is chosen. Raises ModelFileError,
-    UnsupportedModel, DoesNotFit, BackendCrashed, NetworkError and UsageError.
+    If RPC servers are given, the backend that can use them is chosen. Raises ModelFileError, UnsupportedModel,
+    DoesNotFit, BackendCrashed, NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -218,7 +218,7 @@ def check_supported(file: GGUFFile) -> None:
     from llmrun.backends.base import OpenOptions
 
     options = OpenOptions()
-    _first_supporting(lambda entry, refusal: entry.kind().footprint(file, options), options)
+    _first_supporting(lambda entry, refusal: entry.kind().footprint(file, options))
 
 
 def check_options(options: OpenOptions) -> None:
@@ -255,7 +255,7 @@ def _named(options: OpenOptions) -> Entry | None:
     if low is not None and high is not None and low > high:
         raise UsageError(f"--image-min-tokens: {low} is larger than --image-max-tokens {high}")
     if options.mmproj:
-        check_reads_images(options.backend)
+        _check_encoder()
     if options.rpc:
         return _with_rpc(options)
     entry = backend_named(options.backend)
@@ -264,21 +264,14 @@ def _named(options: OpenOptions) -> Entry | None:
     return entry
 
 
-def check_reads_images(backend: str) -> None:
-    """Raise UsageError if the backend with this name, or "auto", cannot read images on this machine."""
-    able = next(entry for entry in BACKENDS if entry.images)
-    if backend not in (AUTO, able.name):
+def _check_encoder() -> None:
+    """Raise UsageError if the program that encodes images is not installed."""
+    entry = next(entry for entry in BACKENDS if entry.encodes)
+    if (probe := entry.kind().probe()).missing:
         raise UsageError(
-            f"--backend {backend}: this backend cannot read images yet",
-            hint=f"use --backend {able.name}, or --no-mmproj for text only",
+            f"images need {entry.title}, which encodes them: {probe.missing}",
+            hint=f"{probe.hint}, or use --no-mmproj for text only",
         )
-    if (probe := able.kind().probe()).missing:
-        raise UsageError(f"images need {able.title}: {probe.missing}", hint=probe.hint)
-
-
-def _able(options: OpenOptions) -> list[Entry]:
-    """Return the backends among which "auto" chooses."""
-    return [entry for entry in BACKENDS if not options.mmproj or entry.images]
 
 
 def _with_rpc(options: OpenOptions) -> Entry:
@@ -310,7 +303,7 @@ def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
 
 def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
     reason = "no GPU layers were requested"
-    for entry in _able(options):
+    for entry in BACKENDS:
         kind = entry.kind()
         if options.gpu_layers == 0 or kind.gpus is None:
             continue
@@ -332,21 +325,20 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
 def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Backend:
     def opened(entry: Entry, refusal: UnsupportedModel | None) -> Backend:
         backend = entry.kind().open(file, options)
-        why = "it can read images" if options.mmproj else refusal or reason
-        options.explain(f"auto chose {entry.name}: {why}")
+        options.explain(f"auto chose {entry.name}: {refusal or reason}")
         return backend
 
-    return _first_supporting(opened, options)
+    return _first_supporting(opened)
 
 
-def _first_supporting(attempt: Callable[[Entry, UnsupportedModel | None], T], options: OpenOptions) -> T:
+def _first_supporting(attempt: Callable[[Entry, UnsupportedModel | None], T]) -> T:
     """Return the result of `attempt` for the first installed backend that does not raise UnsupportedModel.
 
     attempt  takes a backend, and the error of the backend before it or None
     Raises the last UnsupportedModel if no backend is left. The hint then names the backends that are not installed.
     """
     refusal: UnsupportedModel | None = None
-    for entry in _able(options):
+    for entry in BACKENDS:
         probe = entry.kind().probe()
         if probe.missing:
             if refusal is not None:

@@ -65,6 +65,7 @@ class ScriptedProjector(Struct, frozen=True):
     end      the text after an image, which may be empty
     encode_seconds  duration of the encoding of an image, during which `cancel` can stop it
     error    a message with which every encoding fails
+    weight_bytes, memory_bytes  as in Projector
     """
 
     family: str = "scripted"
@@ -78,6 +79,8 @@ class ScriptedProjector(Struct, frozen=True):
     end: str = END_IMAGE
     encode_seconds: float = 0.0
     error: str = ""
+    weight_bytes: int = 0
+    memory_bytes: int = 0
 
     @property
     def most_rows(self) -> int:
@@ -115,6 +118,9 @@ class ScriptedVision:
         self.projector = projector
         self.encoded: list[ImageLayout] = []
         self._sleep = sleep
+
+    def close(self) -> None:
+        """Do nothing, because there is no process."""
 
     def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
         boxes = [box for scaled in layout.scaled for box in scaled.boxes]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmrun.backends import registry
@@ -34,7 +36,7 @@ from llmrun.backends.registry import (
 )
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.sizing import LARGEST_DEFAULT, Footprint
-from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
+from llmrun.base.errors import BadGGUF, DoesNotFit, ModelFileError, ModelNotFound, UnsupportedModel, UsageError
 from llmrun.base.types import Pooling
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.formats.layouts.kv import KV_CHOICES
@@ -42,6 +44,9 @@ from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 from tests.support.models.tiny_models import changed_copy
+from tests.support.vision.opened import encoded, vision_of
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.prompts import prompt_batch
 
 HEAVY = {"llama_cpp", "llvmlite", "numba", "numpy", "regex"}
 each_backend = pytest.mark.parametrize("entry", BACKENDS, ids=[entry.name for entry in BACKENDS])
@@ -202,7 +207,6 @@ class MadeUp:
     name: str
     missing: str = ""
     refuses: bool = False
-    images: bool = False
     gpus: None = None
 
     def kind(self) -> MadeUp:
@@ -500,23 +504,49 @@ def test_a_draft_model_uses_no_servers() -> None:
     assert local.without_rpc() is local
 
 
-def test_images_need_the_backend_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="--backend cpu: this backend cannot read images yet") as refusal:
-        check_options(OpenOptions("cpu", mmproj="mmproj.gguf"))
-    assert refusal.value.hint == "use --backend llama, or --no-mmproj for text only"
+@pytest.mark.parametrize("backend", CHOICES)
+def test_images_need_llama_cpp_to_encode_them(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    check_options(OpenOptions(backend, mmproj="mmproj.gguf"))
     monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
-    with pytest.raises(UsageError, match=r"images need llama\.cpp: llama\.cpp is not installed") as missing:
-        check_options(OpenOptions(mmproj="mmproj.gguf"))
+    with pytest.raises(UsageError) as missing:
+        check_options(OpenOptions(backend, mmproj="mmproj.gguf"))
+    assert str(missing.value) == "images need llama.cpp, which encodes them: llama.cpp is not installed"
     assert " -m pip install " in missing.value.hint
+    assert missing.value.hint.endswith(", or use --no-mmproj for text only")
 
 
-def test_auto_takes_a_backend_that_reads_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backends = [MadeUp("a"), MadeUp("b", images=True)]
-    monkeypatch.setattr(registry, "BACKENDS", backends)
+@pytest.mark.push
+@pytest.mark.parametrize(
+    ("backend", "free", "expected"),
+    [
+        ("auto", None, "auto chose cpu: no GPU here"),
+        ("auto", 9 * GIB, "auto chose llama: it can use GPU 0"),
+        ("cpu", 9 * GIB, ""),
+        ("llama", 9 * GIB, ""),
+    ],
+)
+def test_images_change_no_choice_of_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, free: int | None, expected: str
+) -> None:
+    if free is not None:
+        pretend_gpus(monkeypatch, free)
+    path, mmproj = tiny_text_model(tmp_path, "gemma3"), str(tiny_projector(tmp_path, "gemma3", image_size=112))
     reasons: list[str] = []
-    options = OpenOptions(explain=reasons.append, mmproj="mmproj.gguf")
-    opened = open_backend(tiny_llama(tmp_path / "tiny.gguf"), options)
-    assert (opened.info.name, *reasons) == ("b", "auto chose b: it can read images")
+    options = OpenOptions(backend, threads=1, context_size=256, explain=reasons.append, mmproj=mmproj)
+    with closing(open_backend(path, options)) as opened:
+        assert opened.info.backend == ("llama" if "llama" in (backend, expected[11:16]) else "cpu")
+        assert reasons == [expected] * bool(expected)
+        projector = vision_of(opened).projector
+        image = encoded(opened, projector.layout(112, 112))
+        logits = opened.forward(prompt_batch(projector, [[5, 6], image, [7]])).logits
+        assert np.isfinite(logits).all()
+
+
+def test_models_that_generate_no_text_read_no_images(tmp_path: Path) -> None:
+    path = tiny_encoder(tmp_path, TINY_ENCODERS["bert"], "Q8_0")
+    for backend in CHOICES:
+        with pytest.raises(ModelFileError, match="does not fit the model"):
+            open_backend(path, OpenOptions(backend, mmproj=str(tiny_projector(tmp_path, "gemma3"))))
 
 
 def test_the_limits_of_image_tokens_must_agree() -> None:

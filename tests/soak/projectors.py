@@ -24,6 +24,7 @@ from tests.soak.models import ALLOWED, Worker, ended, llama_process
 from tests.support.gguf.gguf_bytes import STRING
 from tests.support.gguf.gguf_mutations import broken, layout_of
 from tests.support.models.model_drafts import Draft, Value, draft_of
+from tests.support.vision import opened
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
 from tests.support.vision.prompts import tiles_of
 
@@ -122,7 +123,7 @@ def _encode(path: Path, model: Path) -> None:
         for size in ((70, 50), (1, 1)):
             layout = vision.projector.layout(*size, "low")
             with np.errstate(all="ignore"):
-                rows = vision.encode(tiles_of(layout), layout)
+                rows = opened.encode(vision, tiles_of(layout), layout)
             assert rows.shape == (layout.rows, vision.projector.row_width)
     finally:
         backend.close()

@@ -100,12 +100,13 @@ class CpuBackend:
             max_sequences += options.cached_prefixes
         if early is not None:  # the memory is no longer free, but the weights will use it
             options = replace(options, reserved_memory=options.reserved_memory - early.stop())
-        context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads)
+        projector = self.vision and self.vision.projector
+        context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads, projector)
         kv_type = kv_type_of(file, options)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
-        self._max_rows = max(rows_of_step(self.plan, config.train_context, context_size), self._most_image_rows)
+        self._max_rows = rows_of_step(self.plan, config.train_context, context_size, projector)
         packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head), early)
         self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
         lowered = time.perf_counter()
@@ -203,11 +204,6 @@ class CpuBackend:
         load_kernels(kernels, _compile_progress(progress))
         for part in lowered:
             part.link()
-
-    @property
-    def _most_image_rows(self) -> int:
-        """The largest number of rows that must be in one step because they attend to each other."""
-        return 0 if self.vision is None or self.vision.projector.is_causal else self.vision.projector.most_rows
 
     def forward(self, batch: Batch) -> Outputs:
         """Run a forward pass in steps, in order, as specified by Backend.forward."""
@@ -333,6 +329,8 @@ class CpuBackend:
         if self.draft_head is not None:
             self.draft_head.close()
         self._team.close()
+        if self.vision is not None:
+            self.vision.close()
 
 
 class _Memory(Struct, frozen=True):

@@ -18,6 +18,7 @@ from llmrun.backends.cpu.recurrent_states import (
     state_bytes,
 )
 from llmrun.backends.cpu.weights import packed_bytes
+from llmrun.backends.encoders import rows_in_one_step, with_encoder
 from llmrun.backends.sizing import (
     ENGINE_PROCESS,
     LARGEST_DEFAULT,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+    from llmrun.model.vision.layout import Projector
 
 
 def kv_type_of(file: GGUFFile, options: OpenOptions) -> str:
@@ -65,10 +67,12 @@ def footprint_on_cpu(
     kv_type: str,
     max_rows: int,
     n_threads: int,
+    projector: Projector | None = None,
 ) -> Footprint:
     """Return the footprint of a model. `plan` and the draft head's plan must be built from `file`.
 
     context_size  the context for which the partial results of attention are counted as scratch memory
+    projector     the projector, or None if the model reads no images
     """
     plans = [plan] if head is None else [plan, head]
     layers = [
@@ -80,7 +84,7 @@ def footprint_on_cpu(
     states, checkpoints = _recurrent_bytes(plan, max_sequences)
     width = 0 if plan.logits is None else plan.logits.width
     logits = width * np.dtype(np.float32).itemsize * min(max_rows, max_sequences * ROWS_PER_ANSWER)
-    return Footprint(
+    footprint = Footprint(
         weights=packed_bytes(plan.matrices if head is None else plan.matrices_with(head)),
         cache=KVBytes.of_layers([*layers, checkpoints], states),
         scratch=logits
@@ -99,6 +103,7 @@ def footprint_on_cpu(
         programs=ENGINE_PROCESS,
         kv_type=kv_type,
     )
+    return with_encoder(footprint, projector, file)
 
 
 def _whole_blocks(plan: Plan, max_sequences: int, context_size: int, max_rows: int) -> dict[int, int]:
@@ -125,26 +130,34 @@ MAX_ROWS = 256
 _MOST_ROWS_AT_ONCE = 8192
 
 
-def rows_of_step(plan: Plan, train_context: int, asked_context: int | None) -> int:
+def rows_of_step(plan: Plan, train_context: int, asked_context: int | None, projector: Projector | None = None) -> int:
     """Return the maximum number of rows in a step.
 
-    Without a causal mask, all rows of a sequence are in one step, so a step must have room for a whole context.
+    Without a causal mask, all rows of a sequence are in one step, so a step must have room for a whole context. Rows of
+    an image that attend to each other are in one step, too.
     """
     if plan.is_causal:
-        return MAX_ROWS
+        return max(MAX_ROWS, rows_in_one_step(projector))
     return max(MAX_ROWS, min(asked_context or _MOST_ROWS_AT_ONCE, train_context))
 
 
 def cache_size(
-    file: GGUFFile, plan: Plan, head: Plan | None, options: OpenOptions, train_context: int, n_threads: int
+    file: GGUFFile,
+    plan: Plan,
+    head: Plan | None,
+    options: OpenOptions,
+    train_context: int,
+    n_threads: int,
+    projector: Projector | None = None,
 ) -> tuple[int, list[int]]:
     """Return the context size in tokens, and the number of cache blocks for each window.
 
-    head  the plan of the draft head, or None if there is no draft head
+    head       the plan of the draft head, or None if there is no draft head
+    projector  the projector, which must not be loaded yet, or None if the model reads no images
 
     Raises DoesNotFit, and UsageError if the cache is smaller than the context.
     """
-    max_rows = rows_of_step(plan, train_context, options.context_size)
+    max_rows = rows_of_step(plan, train_context, options.context_size, projector)
     free, parameters = free_memory(reserved=options.reserved_memory), parameter_count(file)
     kv_type = kv_type_of(file, options)
 
@@ -158,6 +171,7 @@ def cache_size(
             kv_type=kv_type,
             max_rows=max_rows,
             n_threads=n_threads,
+            projector=projector,
         )
         return MemoryNeeds(footprint, free, parameters)
 

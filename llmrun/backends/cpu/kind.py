@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.backends.registry import Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.backends.cpu.early_memory import EarlyMemory
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.registry import BackendKind
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
 class CpuKind:
@@ -28,9 +32,7 @@ class CpuKind:
 
         early = early_memory(file.tensors, options.reserved_memory)
         try:
-            from llmrun.backends.cpu.backend import CpuBackend
-
-            return CpuBackend(file, options, early)
+            return _open(file, options, early)
         finally:
             if early is not None:
                 early.stop()
@@ -38,6 +40,7 @@ class CpuKind:
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted
         from llmrun.backends.cpu.cache_size import footprint_on_cpu, kv_type_of, rows_of_step
+        from llmrun.backends.encoders import opened_projector
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.backends.sizing import LARGEST_DEFAULT
         from llmrun.base.machine.cpu_count import default_threads
@@ -47,6 +50,7 @@ class CpuKind:
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
         with opened_adapters(options.adapters, file) as adapters:
             plan = adapted(plan_of_header(file), adapters)
+        projector = opened_projector(options, file)
         train_context = file.integer(f"{file.string('general.architecture')}.context_length")
         return footprint_on_cpu(
             file,
@@ -55,7 +59,8 @@ class CpuKind:
             max_sequences=options.max_sequences,
             context_size=options.context_size or min(train_context, LARGEST_DEFAULT),
             kv_type=kv_type_of(file, options),
-            max_rows=rows_of_step(plan, train_context, options.context_size),
+            max_rows=rows_of_step(plan, train_context, options.context_size, projector),
+            projector=projector,
             n_threads=options.threads or default_threads(),
         )
 
@@ -72,6 +77,31 @@ class CpuKind:
             kv_type=kv_type_of(file, options),
             max_rows=MAX_ROWS,
         )
+
+
+def _open(file: GGUFFile, options: OpenOptions, early: EarlyMemory | None) -> Backend:
+    """Open a model, and load its projector at the same time as its weights."""
+    from llmrun.backends.encoders import opened_projector, start_encoder
+
+    projector = opened_projector(options, file)
+    if projector is None:
+        from llmrun.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(file, options, early)
+    with contextlib.ExitStack() as opened:
+        vision = start_encoder(options, file, projector)
+        opened.callback(vision.close)
+        from llmrun.backends.cpu.backend import CpuBackend
+
+        def on_tokenizer(tokenizer: Tokenizer) -> None:
+            vision.load()  # not earlier, because the backend measures the free memory before it reads the weights
+            options.on_tokenizer(tokenizer)
+
+        backend = CpuBackend(file, replace(options, on_tokenizer=on_tokenizer), early, vision)
+        opened.callback(backend.close)
+        vision.wait()
+        opened.pop_all()
+    return backend
 
 
 KIND: BackendKind = CpuKind()

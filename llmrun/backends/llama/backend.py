@@ -15,6 +15,7 @@ import numpy as np
 
 from llmrun.backends.base import AUTO, check_batch, identity_of, key_of
 from llmrun.backends.describe import describe
+from llmrun.backends.encoders import encoder_gpu_bytes, opened_projector, start_encoder
 from llmrun.backends.llama.kv_cache import CELL, RECURRENT_CELL, LlamaCache
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
@@ -30,7 +31,7 @@ from llmrun.backends.llama.placement import (
 from llmrun.backends.llama.probe import installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
-from llmrun.backends.llama.vision import LlamaVision, image_groups, opened_projector
+from llmrun.backends.llama.vision import image_groups
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.base.errors import (
     BackendCrashed,
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions, Progress, Vision
+    from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.llama.vision import LlamaVision
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -67,7 +69,7 @@ class LlamaBackend:
     """A Backend that runs a model with llama.cpp."""
 
     draft_head = None
-    vision: Vision | None = None
+    vision: LlamaVision | None = None
 
     def __init__(
         self,
@@ -88,6 +90,9 @@ class LlamaBackend:
             # truncates the file, the process is killed when reading past the end.
             self._mapped = FileSource(file.path)
             opened.callback(self._mapped.close)
+            if projector := opened_projector(options, file):
+                self.vision = start_encoder(options, file, projector)
+                opened.callback(self.vision.close)
             self._process = process or LlamaProcess()
             if process is None:
                 opened.callback(self._process.close)
@@ -103,7 +108,7 @@ class LlamaBackend:
 
     def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
         check_applied(adapters, file)
-        projector = opened_projector(options, file)
+        projector = self.vision.projector if self.vision else None
         architecture = file.string("general.architecture")
         threads = options.threads or default_threads()
         train_context = file.integer(f"{architecture}.context_length", minimum=1)
@@ -115,9 +120,11 @@ class LlamaBackend:
         # llama.cpp fills its whole cache with zeros, so all sequences of a shared cache use the memory of one context.
         shared = encodes or options.kv_tokens == AUTO
         asked = replace(options, max_sequences=1, kv_tokens=None) if shared else options
-        context_size, gpu_layers = decide_placement(
+        context_size, gpu_layers, encodes_on_gpu = decide_placement(
             asked, file, adapters, train_context, lambda: self._devices(options), projector
         )
+        if self.vision:  # The projector is loaded at the same time as the weights.
+            self.vision.load(encoder_gpu_bytes(self.vision.projector) if encodes_on_gpu else None)
         vocabulary_size, kv_type = len(file.strings("tokenizer.ggml.tokens")), kv_type_of(options)
         hidden_size = labels or _hidden_size(file)
         batch_rows = rows_at_once(projector)
@@ -158,9 +165,8 @@ class LlamaBackend:
         self._scales: Scales = (0.0,) * len(adapters)  # the scales that llama.cpp currently uses
         self._open_adapters(adapters)
         self._mrope: bool = answer["mrope"]
-        if projector:
-            self.vision = encoder = LlamaVision(self._process, projector)
-            encoder.open(threads, projector.memory_bytes if gpu_layers else None)
+        if self.vision:
+            self.vision.wait()
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)

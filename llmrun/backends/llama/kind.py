@@ -37,6 +37,7 @@ class LlamaGpus:
         check_servers(options.rpc, anyway=options.rpc_anyway)
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
+        from llmrun.backends.encoders import opened_projector
         from llmrun.backends.llama.placement import (
             beside_encoder,
             kv_type_of,
@@ -44,7 +45,6 @@ class LlamaGpus:
             layers_that_fit,
             rows_at_once,
         )
-        from llmrun.backends.llama.vision import opened_projector
 
         assert options.context_size is not None, "the context size must be known"
         tokens = options.context_size * options.max_sequences
@@ -76,8 +76,8 @@ class LlamaKind:
         return LlamaBackend(file, options)
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
+        from llmrun.backends.encoders import opened_projector
         from llmrun.backends.llama.placement import cache_by_context, footprint_on_llama, kv_type_of, rows_at_once
-        from llmrun.backends.llama.vision import opened_projector
         from llmrun.backends.lora_files import opened_adapters
 
         kv_type, projector = kv_type_of(options), opened_projector(options, file)

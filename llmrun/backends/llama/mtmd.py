@@ -1,4 +1,4 @@
-"""Encodes images with llama.cpp's libmtmd, in the process that runs llama.cpp (worker.py).
+"""Encodes images with llama.cpp's libmtmd, in a process of its own (encoder_worker.py).
 
 libmtmd's own preprocessing is not used: llmrun scales images as the models' processors do, and libmtmd does not resize
 an image that already has its target size. Each tile is an image of its own for libmtmd, and the token limits allow
@@ -38,6 +38,7 @@ class Encoder:
         self._mtmd.mtmd_log_set(log, ctypes.c_void_p(0))
         self._context: Any = None
         self._open_on_cpu: Callable[[], dict[str, Any]] | None = None  # for encoders on a GPU
+        self._row_width = 0
         self._nodes = 0
         self._stopped = False
         self._callback = llama.ggml_backend_sched_eval_callback(self._watch)  # kept alive while libmtmd may call it
@@ -58,8 +59,9 @@ class Encoder:
         self._context = self._mtmd.mtmd_init_from_file(os.fsencode(path), model, parameters)
         if not self._context:
             return {}
+        self._row_width = self._llama.llama_model_n_embd_inp(model)
         return {
-            "row_width": self._llama.llama_model_n_embd_inp(model),
+            "row_width": self._row_width,
             "is_causal": not self._mtmd.mtmd_decode_use_non_causal(self._context, None),
             "sees_images": self._mtmd.mtmd_support_vision(self._context),
             "on_gpu": use_gpu,
@@ -70,7 +72,7 @@ class Encoder:
             self._mtmd.mtmd_free(self._context)
             self._context = None
 
-    def encode(self, memory: Any, width: int, height: int, rows: int, row_width: int) -> tuple[int, str]:
+    def encode(self, memory: Any, width: int, height: int, rows: int) -> tuple[int, str]:
         """Replace the pixels of a tile, uint8[height, width, 3], with its rows, float32[rows, row width].
 
         Returns the status (0, 2 if the encoder was stopped, or -1 for other errors), and the error if it is not in the
@@ -92,7 +94,7 @@ class Encoder:
                 return _FAILED, ""
             if self._stopped or self._stopping():
                 return _STOPPED, ""
-            ctypes.memmove(memory, mtmd.mtmd_get_output_embd(self._context), 4 * rows * row_width)
+            ctypes.memmove(memory, mtmd.mtmd_get_output_embd(self._context), 4 * rows * self._row_width)
             return 0, ""
         finally:
             mtmd.mtmd_input_chunks_free(chunks)

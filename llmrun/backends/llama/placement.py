@@ -16,12 +16,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from llmrun.backends.base import AUTO, parse_tensor_split
+from llmrun.backends.encoders import encoder_gpu_bytes, rows_in_one_step, with_encoder
 from llmrun.backends.llama.messages import MOST_WANTED
 from llmrun.backends.registry import NoRoomOnGpu
 from llmrun.backends.sizing import (
@@ -120,13 +121,13 @@ def layer_sizes(
 
 
 def rows_at_once(projector: ProjectorFile | None) -> int:
-    """Return how many rows llama.cpp computes in one batch. An image whose rows attend to each other is one batch."""
-    return _ROWS if projector is None or projector.is_causal else max(_ROWS, projector.most_rows)
+    """Return how many rows llama.cpp computes in one batch."""
+    return max(_ROWS, rows_in_one_step(projector))
 
 
 def beside_encoder(free: Sequence[int], projector: ProjectorFile | None) -> list[int]:
     """Return the free bytes on each GPU besides the vision encoder, for which libmtmd uses the first GPU."""
-    return [max(0, free[0] - projector.memory_bytes), *free[1:]] if projector is not None and free else list(free)
+    return [max(0, free[0] - encoder_gpu_bytes(projector)), *free[1:]] if projector is not None and free else list(free)
 
 
 def resident_activations(file: GGUFFile, rows: int = _ROWS) -> int:
@@ -317,8 +318,8 @@ def footprint_on_llama(
     cache    bytes of the KV cache as a function of the context size
     kv_type  the type of the KV cache
     layers   the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
-    projector  the projector, whose weights are not mapped, or None if the model reads no images
-    encodes_on_gpu  whether the encoder needs no main memory
+    projector  the projector, or None if the model reads no images
+    encodes_on_gpu  whether the encoder is on a GPU
     """
     scratch = resident_activations(file, rows_at_once(projector))
     if is_encoder(file):
@@ -331,10 +332,7 @@ def footprint_on_llama(
         mapped = sum(tensor.nbytes for tensor in tensors)
     repacked = sum(tensor.nbytes for tensor in tensors if _is_repacked(tensor, file))
     weights = mapped + repacked + sum(adapter.nbytes for adapter in adapters)
-    if projector is not None and not encodes_on_gpu:  # libmtmd reads the weights and keeps its buffers
-        weights += projector.weight_bytes
-        scratch += projector.memory_bytes - projector.weight_bytes
-    return Footprint(
+    footprint = Footprint(
         weights=weights,
         mapped=mapped,
         cache=cache,
@@ -344,6 +342,7 @@ def footprint_on_llama(
         programs=CLIENT_PROCESS + LLAMA_PROCESS,
         kv_type=kv_type,
     )
+    return with_encoder(footprint, projector, file, on_gpu=encodes_on_gpu)
 
 
 # repack.cpp in ggml repacks matrices into groups of 8 rows.
@@ -405,6 +404,19 @@ def split_of(options: OpenOptions) -> tuple[float, ...]:
     return parse_tensor_split(options.tensor_split) if options.tensor_split else ()
 
 
+class Placement(NamedTuple):
+    """Where a model runs.
+
+    context_size    tokens of each sequence
+    gpu_layers      number of layers on GPUs, or ALL_LAYERS
+    encodes_on_gpu  whether the first GPU has room for the vision encoder, too
+    """
+
+    context_size: int
+    gpu_layers: int
+    encodes_on_gpu: bool = False
+
+
 def decide_placement(
     options: OpenOptions,
     file: GGUFFile,
@@ -412,8 +424,8 @@ def decide_placement(
     train_context: int,
     devices: Callable[[], Sequence[dict[str, Any]]],
     projector: ProjectorFile | None = None,
-) -> tuple[int, int]:
-    """Choose the context size in tokens and the number of GPU layers, and return both.
+) -> Placement:
+    """Choose the context size, the number of GPU layers, and whether the vision encoder runs on a GPU.
 
     devices  returns the usable GPUs; called only if a GPU may be used
     Raises DoesNotFit, and UsageError if the devices do not match the options that divide the model. Raises
@@ -422,10 +434,10 @@ def decide_placement(
     asked = options.gpu_layers
     wanted = asked if isinstance(asked, int) else None if asked == AUTO else ALL_LAYERS
     if wanted == 0:
-        return _context_in_memory(options, file, adapters, train_context, projector), 0
+        return Placement(_context_in_memory(options, file, adapters, train_context, projector), 0)
     found = used_devices(options, devices())
     if not found and wanted is not None:  # without devices, all layers run on the CPU
-        return _context_in_memory(options, file, adapters, train_context, projector), wanted
+        return Placement(_context_in_memory(options, file, adapters, train_context, projector), wanted)
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
@@ -435,7 +447,9 @@ def decide_placement(
         return layers_that_fit(sizes, usable if free is None else free, split_of(options))
 
     beside = free if options.rpc else beside_encoder(free, projector)  # servers do not run the encoder
-    on_gpu = beside != free and fitting(options.context_size or 0, beside) > 0
+    # The encoder must not take the place of layers that the user has asked for.
+    least = 1 if wanted is None else layers_of(file) + 1 if wanted == ALL_LAYERS else min(wanted, layers_of(file) + 1)
+    on_gpu = beside != free and fitting(options.context_size or 0, beside) >= least
     usable = beside if on_gpu else free
     context_size = options.context_size or _context_on_gpus(fitting, train_context, wanted)
     gpu_layers = fitting(context_size) if wanted is None else wanted
@@ -446,7 +460,7 @@ def decide_placement(
         context_size = _context_in_memory(
             *(options, file, adapters, context_size, projector), layers=on_cpu, encodes_on_gpu=on_gpu
         )
-    return context_size, gpu_layers
+    return Placement(context_size, gpu_layers, on_gpu)
 
 
 def _context_in_memory(

@@ -67,6 +67,10 @@ class LlamaProcess:
         return self._child.pid
 
     @property
+    def has_ended(self) -> bool:
+        return self._child.ended()
+
+    @property
     def last_words(self) -> str:
         """The end of llama.cpp's output, which contains the reason for a crash."""
         return self._child.last_words

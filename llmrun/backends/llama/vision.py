@@ -1,72 +1,95 @@
-"""The vision encoder in llama.cpp, as the engine sees it, and the order in which image rows are run."""
+"""The vision encoder, which runs libmtmd in a process of its own, and the order in which llama.cpp runs image rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrun.backends.llama.messages import CAUSAL_IMAGES, TOKENS, WHOLE_IMAGE
-from llmrun.backends.llama.process import CPU_ADVICE
+from llmrun.backends.llama.process import CPU_ADVICE, LlamaProcess
 from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, ModelFileError, shown
 from llmrun.base.types import HIDDEN, IMAGE_ROW
+from llmrun.formats.gguf.source import FileSource
 from llmrun.model.vision.layout import Rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import OpenOptions
-    from llmrun.backends.llama.process import LlamaProcess
     from llmrun.base.types import Batch
-    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.layout import ImageLayout
     from llmrun.model.vision.projector import ProjectorFile
 
+_WORKER = "backends.llama.encoder_worker"
 _WITHOUT = "the projector may be damaged, or llama.cpp may not support it: use another --mmproj, or --no-mmproj"
-
-
-def opened_projector(options: OpenOptions, file: GGUFFile) -> ProjectorFile | None:
-    """Return the projector in the options, which fits the model, or None if the options have none.
-
-    Raises ModelFileError and UnsupportedModel.
-    """
-    if not options.mmproj:
-        return None
-    from llmrun.model.vision.projector import check_projector, read_projector
-
-    projector = read_projector(Path(options.mmproj), least=options.image_min_tokens, most=options.image_max_tokens)
-    check_projector(projector, file)
-    return projector
+_LOOK_S = 0.05  # interval between checks of whether an encoding was cancelled
 
 
 class LlamaVision:
-    """A Vision that runs libmtmd in the child process.
+    """A Vision that runs libmtmd in a process of its own, for any backend.
+
+    If the process dies, only the image that is being encoded fails. The next image starts another process.
 
     on_gpu  whether the encoder was opened on a GPU; it may have moved to the CPU since then
     """
 
     on_gpu = False
 
-    def __init__(self, process: LlamaProcess, projector: ProjectorFile) -> None:
-        """Wrap the process, in which the text model is open."""
-        self._process, self.projector = process, projector
-        self._path = shown(str(projector.path), 300)
+    def __init__(self, model: Path, projector: ProjectorFile, threads: int) -> None:
+        """Start the process, which does not load the projector yet. Raises LlmrunError.
 
-    def open(self, threads: int, gpu_bytes: int | None) -> None:
-        """Load the projector. Raises ModelFileError, and BackendCrashed if the file crashes libmtmd.
-
-        gpu_bytes  the GPU memory that the encoder needs, or None to use only the CPU
+        model  the file of the text model
         """
-        answer = self._ask(
-            "open_encoder",
-            f"loading {self._path}",
-            path=str(self.projector.path.absolute()),
-            threads=threads,
-            gpu_bytes=gpu_bytes,
-            most_rows=self.projector.most_rows,
-        )
+        self.projector = projector
+        self._path = shown(str(projector.path), 300)
+        self._request = {
+            "model": str(model.absolute()),
+            "path": str(projector.path.absolute()),
+            "threads": threads,
+            "gpu_bytes": None,
+            "most_rows": projector.most_rows,
+        }
+        self._asked: int | None = None  # the number of the request to load the projector, until it is answered
+        self._loaded = self._closed = False
+        self._starting = Lock()
+        self._encoding: LlamaEncoding | None = None
+        self._file = FileSource(projector.path)
+        try:
+            self._process = LlamaProcess(_WORKER)
+        except LlmrunError:
+            self._file.close()
+            raise
+
+    def load(self, gpu_bytes: int | None = None) -> None:
+        """Begin to load the projector. Returns immediately.
+
+        gpu_bytes  the GPU memory that must be free for the encoder, or None to use only the CPU
+        """
+        self._request["gpu_bytes"] = gpu_bytes
+        self._asked = self._process.tell("open", **self._request)
+
+    def wait(self) -> None:
+        """Wait until the projector is loaded. Raises ModelFileError, and BackendCrashed if the file crashes libmtmd."""
+        if self._loaded:
+            return
+        try:
+            number = self._process.tell("open", **self._request) if self._asked is None else self._asked
+            with self._explained():
+                self._check(self._process.answer(number, f"loading {self._path}"))
+            self._file.check_in_place()  # Caches must never hold rows of another file for this projector.
+        except BaseException:
+            self._process.close()
+            raise
+        self._loaded = True
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        """Raise ModelFileError if libmtmd has not loaded the projector, or has read it differently."""
         if "failed" in answer:
             raise ModelFileError(
                 f"llama.cpp cannot load this projector: {self._path}: {shown(answer['failed'].strip(), 200)}",
@@ -80,45 +103,120 @@ class LlamaVision:
                 )
         self.on_gpu = answer["on_gpu"]
 
-    def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
-        """Return the embeddings of an image, as specified by Vision.encode."""
-        try:
-            pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
-            return np.concatenate([self._encode(tiles[piece.tile], piece.count) for piece in pieces])
-        finally:
-            self._process.clear_stop()
-
-    def _encode(self, tile: NDArray[np.uint8], rows: int) -> NDArray[np.float32]:
-        """Return the rows of one tile, float32[rows, row width]."""
-        if self._process.stopping:
-            raise Cancelled("generation stopped")
-        height, width, channels = tile.shape
-        if channels != 3 or tile.dtype != np.uint8:
+    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> LlamaEncoding:
+        """Begin to encode an image, as specified by `Vision.begin`."""
+        if not all(tile.ndim == 3 and tile.shape[2] == 3 and tile.dtype == np.uint8 for tile in tiles):
             raise ValueError("a tile must have three bytes for each pixel")
-        row_bytes = 4 * self.projector.row_width
-        n_bytes = max(tile.nbytes, rows * row_bytes)
-        memory, name = self._process.transfers.map(n_bytes)
-        memory[: tile.nbytes] = tile.tobytes()
-        answer = self._ask(
-            *("encode", f"encoding an image with {self._path}"),
-            memory=name,
-            n_bytes=n_bytes,
-            width=width,
-            height=height,
-            rows=rows,
-        )
-        if answer["status"] > 0:
-            raise Cancelled("generation stopped")
-        if answer["status"]:
-            why = shown(answer["error"].strip(), 200) or "no reason given"
-            raise LlmrunError(f"llama.cpp cannot encode an image with {self._path}: {why}")
-        return np.frombuffer(memory, np.float32, rows * self.projector.row_width).reshape(rows, -1)
+        self._encoding = LlamaEncoding(self, tiles, layout, self._encoding)
+        return self._encoding
 
-    def _ask(self, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
+    def encode(self, tile: NDArray[np.uint8], rows: int, is_cancelled: Callable[[], bool]) -> NDArray[np.float32]:
+        """Return the rows of one tile, float32[rows, row width]. Only one thread at a time may call this method.
+
+        Raises Cancelled, BackendCrashed, and ModelFileError if libmtmd cannot encode the tile.
+        """
+        self._restart()
+        height, width, _ = tile.shape
+        n_bytes = max(tile.nbytes, 4 * rows * self.projector.row_width)
+        while True:
+            self._process.clear_stop()  # the flag may be set because of an earlier image
+            if is_cancelled():
+                raise Cancelled("generation stopped")
+            memory, name = self._process.transfers.map(n_bytes)
+            memory[: tile.nbytes] = tile.tobytes()
+            size = {"n_bytes": n_bytes, "width": width, "height": height, "rows": rows}
+            with self._explained():
+                answer = self._process.ask("encode", f"encoding an image with {self._path}", memory=name, **size)
+            if answer["status"] == 0:
+                return np.frombuffer(memory, np.float32, rows * self.projector.row_width).reshape(rows, -1)
+            if answer["status"] < 0:
+                why = shown(answer["error"].strip(), 200) or "no reason given"
+                raise ModelFileError(f"llama.cpp cannot encode an image with {self._path}: {why}", hint=_WITHOUT)
+
+    def stop(self) -> None:
+        """Stop the tile that is being encoded. Other threads and signal handlers can call this method."""
+        self._process.stop()
+
+    def close(self) -> None:
+        """Kill the process. Idempotent."""
+        with self._starting:
+            self._closed = True
+            self._process.kill()
+        if self._encoding is not None:
+            self._encoding.join()
+        self._process.close()
+        self._file.close()
+
+    def _restart(self) -> None:
+        """Start the process again if it has died, and load the projector if it is not loaded."""
+        with self._starting:
+            if self._closed:
+                raise Cancelled("the model was closed")
+            if self._process.has_ended:
+                self._process.close()
+                self._process = LlamaProcess(_WORKER)
+                self._loaded, self._asked = False, None
+        self.wait()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Give crashes of the process a hint about the projector."""
         try:
-            return self._process.ask(operation, doing, **fields)
+            yield
         except BackendCrashed as error:
             raise BackendCrashed(str(error), hint=_WITHOUT if error.hint == CPU_ADVICE else error.hint) from error
+
+
+class LlamaEncoding(Thread):
+    """An Encoding. The thread sends one tile after the other to the encoder's process."""
+
+    def __init__(
+        self,
+        vision: LlamaVision,
+        tiles: Sequence[NDArray[np.uint8]],
+        layout: ImageLayout,
+        before: LlamaEncoding | None,
+    ) -> None:
+        """Begin to encode as soon as the encoding before this one, which may have been cancelled, has stopped."""
+        super().__init__(name="encoding", daemon=True)
+        self._vision, self._tiles, self._before = vision, tiles, before
+        self._pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
+        self._rows: NDArray[np.float32] | None = None
+        self._error: BaseException | None = None
+        self._is_cancelled = False
+        self.start()
+
+    def run(self) -> None:
+        if self._before is not None:
+            self._before.join()
+            self._before = None
+        try:
+            self._rows = np.concatenate([self._encode(piece) for piece in self._pieces])
+        except BackendCrashed as error:  # the model's own process is still alive
+            self._error = ModelFileError(str(error), hint=error.hint)
+        except BaseException as error:  # noqa: BLE001 - `advance` raises it
+            self._error = error
+        self._tiles = ()
+
+    def _encode(self, piece: Rows) -> NDArray[np.float32]:
+        return self._vision.encode(self._tiles[piece.tile], piece.count, lambda: self._is_cancelled)
+
+    def advance(self, seconds: float) -> NDArray[np.float32] | None:
+        """Wait for the embeddings, as specified by `Encoding.advance`."""
+        end = time.monotonic() + seconds
+        while True:
+            self.join(min(_LOOK_S, max(0.0, end - time.monotonic())))
+            if self._is_cancelled:
+                raise Cancelled("generation stopped")
+            if self._error is not None:
+                raise self._error
+            if self._rows is not None or time.monotonic() >= end:
+                return self._rows
+
+    def cancel(self) -> None:
+        """Stop encoding soon. Other threads and signal handlers can call this method. Idempotent."""
+        self._is_cancelled = True
+        self._vision.stop()
 
 
 def image_groups(batch: Batch, most_rows: int) -> Iterator[tuple[int, NDArray[np.intp]]]:

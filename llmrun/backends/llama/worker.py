@@ -53,8 +53,6 @@ from llmrun.formats.layouts.kv import parse_kv_type
 if TYPE_CHECKING:
     import mmap
 
-    from llmrun.backends.llama.mtmd import Encoder
-
 
 def _requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
     unread = bytearray()
@@ -101,13 +99,14 @@ _PROGRESS_STEPS = 50
 _ALL = 0  # the flags for saving all data of a sequence
 
 
-def main() -> None:
-    worker: LlamaWorker | None = None
+def main(kind: Callable[[SharedMemory, MemoryReceiver, int], Worker]) -> None:
+    """Handle the parent's requests with a worker of this kind, which is created for the first request."""
+    worker: Worker | None = None
 
     def answer(answers: int, operation: str, number: int, fields: dict[str, Any]) -> dict[str, Any]:
         nonlocal worker
         if worker is None:
-            worker = LlamaWorker(SharedMemory(sys.argv[1]), MemoryReceiver(sys.argv[2]), answers)
+            worker = kind(SharedMemory(sys.argv[1]), MemoryReceiver(sys.argv[2]), answers)
         worker.number = number
         found: dict[str, Any] = getattr(worker, f"do_{operation}")(**fields)
         return found
@@ -115,14 +114,13 @@ def main() -> None:
     serve(answer)
 
 
-class LlamaWorker:
-    """Handles requests, with at most one model open at a time.
+class Worker:
+    """Handles requests with llama.cpp, and keeps the end of its log.
 
     Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
     """
 
     number = 0
-    _gives_hidden = 0  # true if the context computes hidden states
 
     def __init__(self, memory: SharedMemory, transfers: MemoryReceiver, answers: int) -> None:
         self._answers = answers
@@ -130,17 +128,56 @@ class LlamaWorker:
         self._transfers = transfers
         self._flag = memory.map(FLAG_BYTES)
         self._llama = declarations()
-        self._has_servers = False
-        self._model: Any = None
-        self._context: Any = None
-        self._cache: Any = None
-        self._mapping: mmap.mmap | None = None
-        self._encoder: Encoder | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
         # Keep a reference to the callback while llama.cpp may call it. Calling a collected callback would crash.
         self._log = self._llama.llama_log_callback(self._take_log_line)
         self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
         self._llama.llama_backend_init()
+
+    def do_rest(self) -> dict[str, Any]:
+        """Do nothing. The answer confirms to the parent that all earlier requests are done."""
+        return {}
+
+    def _transferred(self, memory: str, n_bytes: int) -> Any:
+        """Return memory that the parent shares (memory_transfers.py) as an array, uint8[n_bytes]."""
+        return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
+
+    def _without_devices(self, parameters: Any) -> None:
+        """Use no GPUs for a model. Without an empty device list, a GPU build would still allocate memory on each."""
+        self._no_devices = (ctypes.c_void_p * 1)(None)  # kept while llama.cpp reads it
+        parameters.n_gpu_layers = 0
+        parameters.devices = ctypes.cast(self._no_devices, ctypes.c_void_p)
+
+    def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
+        if level in (_INFO, _WARNING, _ERROR):  # Skip hundreds of debug lines and the dots of a progress bar.
+            self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
+        if level == _ERROR:
+            os.write(2, text)  # The parent keeps the end of this stream, even if llama.cpp aborts now.
+
+    def _failure(self, otherwise: str) -> dict[str, Any]:
+        return {"failed": self._last_error() or otherwise, "log": self._log_lines()}
+
+    def _log_lines(self) -> list[str]:
+        return [line for _, line in self._lines]
+
+    def _last_error(self) -> str:
+        """Return the first error line in the log. llama.cpp reports the cause first and more general errors later."""
+        errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
+        return errors[0] if errors else ""
+
+
+class LlamaWorker(Worker):
+    """Runs models, at most one of which is open at a time."""
+
+    _gives_hidden = 0  # true if the context computes hidden states
+
+    def __init__(self, memory: SharedMemory, transfers: MemoryReceiver, answers: int) -> None:
+        super().__init__(memory, transfers, answers)
+        self._has_servers = False
+        self._model: Any = None
+        self._context: Any = None
+        self._cache: Any = None
+        self._mapping: mmap.mmap | None = None
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs with their free memory, or the reason why there are no GPUs, if known."""
@@ -225,14 +262,7 @@ class LlamaWorker:
             "log": self._log_lines(),
         }
 
-    def do_rest(self) -> dict[str, Any]:
-        """Do nothing. The answer confirms to the parent that all earlier requests are done."""
-        return {}
-
     def do_close(self) -> dict[str, Any]:
-        if self._encoder:
-            self._encoder.close()
-            self._encoder = None
         if self._context:
             self._llama.llama_free(self._context)
         if self._model:
@@ -328,37 +358,6 @@ class LlamaWorker:
         size: int = self._llama.llama_state_seq_get_size_ext(self._context, seq, _ALL)
         return size
 
-    def _transferred(self, memory: str, n_bytes: int) -> Any:
-        """Return the memory of a saved sequence as an array, uint8[n_bytes]."""
-        return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
-
-    def do_open_encoder(self, path: str, threads: int, gpu_bytes: int | None, most_rows: int) -> dict[str, Any]:
-        """Open a projector for the open model. If this fails, the answer's `failed` is libmtmd's error message.
-
-        gpu_bytes  the GPU memory that the encoder needs, or None to use only the CPU
-        most_rows  maximum number of rows of a tile
-        """
-        from llmrun.backends.llama.mtmd import Encoder
-
-        self._lines.clear()
-        free = [device["free"] for device in usable_gpus(self._llama._lib)] if gpu_bytes is not None else []
-        use_gpu = gpu_bytes is not None and not self._has_servers and bool(free) and free[0] >= gpu_bytes
-        self._encoder = Encoder(self._llama, self._log, lambda: self._flag[0] != 0)
-        facts = self._encoder.open(path, self._model, threads, use_gpu, most_rows)
-        return facts or self._failure("no reason given")
-
-    def do_encode(self, memory: str, n_bytes: int, width: int, height: int, rows: int) -> dict[str, Any]:
-        """Replace the pixels of a tile in the memory, uint8[height, width, 3], with its rows, float32[rows, row width].
-
-        The status is 0 on success, 2 if the encoder was stopped, and -1 for other errors.
-        """
-        if self._encoder is None:
-            raise RuntimeError("no projector is open")
-        self._lines.clear()
-        data = self._transferred(memory, n_bytes)
-        status, error = self._encoder.encode(data, width, height, rows, self._layout.row_width)
-        return {"status": status, "error": error or self._last_error()} if status else {"status": 0}
-
     def do_special_tokens(self) -> dict[str, Any]:
         """Return the special tokens, each as [id, text, attributes, whether it ends generation], and tokens with roles.
 
@@ -442,9 +441,8 @@ class LlamaWorker:
         if tensor_split:  # llama.cpp reads a number for every possible device.
             split = (ctypes.c_float * llama.llama_max_devices())(*tensor_split)
             parameters.tensor_split = split
-        no_devices = (ctypes.c_void_p * 1)(None)
-        if gpu_layers == 0:  # Without an empty device list, a GPU build would still allocate memory on each GPU.
-            parameters.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+        if gpu_layers == 0:
+            self._without_devices(parameters)
         reported = -1
 
         def on_progress(fraction: float, data: Any) -> bool:
@@ -565,23 +563,6 @@ class LlamaWorker:
         window = self._llama.llama_model_n_swa(self._model)  # the window includes the current token
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, end - window + 1)
 
-    def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
-        if level in (_INFO, _WARNING, _ERROR):  # Skip hundreds of debug lines and the dots of a progress bar.
-            self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
-        if level == _ERROR:
-            os.write(2, text)  # The parent keeps the end of this stream, even if llama.cpp aborts now.
-
-    def _failure(self, otherwise: str) -> dict[str, Any]:
-        return {"failed": self._last_error() or otherwise, "log": self._log_lines()}
-
-    def _log_lines(self) -> list[str]:
-        return [line for _, line in self._lines]
-
-    def _last_error(self) -> str:
-        """Return the first error line in the log. llama.cpp reports the cause first and more general errors later."""
-        errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
-        return errors[0] if errors else ""
-
 
 def declarations() -> Any:
     """Import the module with llama-cpp-python's ctypes declarations, without running the package's `__init__`.
@@ -624,4 +605,4 @@ def _address(mapping: mmap.mmap | None) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(LlamaWorker)

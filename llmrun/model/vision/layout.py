@@ -59,6 +59,8 @@ class Projector(Protocol):
     uses_mrope    True if the text model has M-RoPE, so that rows have positions in two dimensions
     most_rows     the most rows of one tile
     identity      a digest of the file, and of all that decides the rows of given pixels
+    weight_bytes  the memory that the encoder's weights need
+    memory_bytes  the memory that the weights and the activations need, for images of the usual detail
     """
 
     @property
@@ -81,6 +83,12 @@ class Projector(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
 
     def layout(self, width: int, height: int, detail: str = "auto") -> ImageLayout:
         """Return the layout of an image of this size in pixels, after its orientation was applied.

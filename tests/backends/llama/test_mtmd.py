@@ -72,7 +72,7 @@ def encoder_with(library: StandIn, monkeypatch: pytest.MonkeyPatch, *, use_gpu: 
 
 def encode(encoder: Encoder) -> tuple[tuple[int, str], list[float]]:
     memory = (ctypes.c_uint8 * (4 * ROWS * WIDTH))()
-    status = encoder.encode(memory, 1, 1, ROWS, WIDTH)
+    status = encoder.encode(memory, 1, 1, ROWS)
     return status, list((ctypes.c_float * (ROWS * WIDTH)).from_buffer(memory))
 
 
@@ -96,4 +96,4 @@ def test_other_failures_are_reported(monkeypatch: pytest.MonkeyPatch, use_gpu: b
 
 def test_a_wrong_number_of_rows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_with(StandIn(True, True), monkeypatch, use_gpu=False)
-    assert encoder.encode((ctypes.c_uint8 * 3)(), 1, 1, 5, WIDTH) == (-1, "a tile of 1x1 pixels has 2 rows, expected 5")
+    assert encoder.encode((ctypes.c_uint8 * 3)(), 1, 1, 5) == (-1, "a tile of 1x1 pixels has 2 rows, expected 5")

@@ -28,6 +28,7 @@ from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_llama import other_library
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_models import tiny_model
+from tests.support.vision.opened import encode
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 from tests.support.vision.prompts import tiles_of
 
@@ -165,7 +166,7 @@ def seen(folder: Path) -> tuple[int, int]:
     with open_gguf(tiny_text_model(folder, "pixtral")) as file, closing(LlamaBackend(file, options)) as backend:
         assert backend.vision is not None
         layout = backend.vision.projector.layout(60, 30)
-        rows, width = backend.vision.encode(tiles_of(layout), layout).shape
+        rows, width = encode(backend.vision, tiles_of(layout), layout).shape
         return rows, width
 
 

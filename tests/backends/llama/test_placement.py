@@ -10,16 +10,18 @@ from typing import Any, cast
 import pytest
 
 from llmrun.backends.base import AUTO, OpenOptions
+from llmrun.backends.encoders import GPU_CONTEXT
 from llmrun.backends.llama import placement as module
 from llmrun.backends.llama.placement import (
     ALL_LAYERS,
+    Placement,
     decide_placement,
     footprint_on_llama,
     layer_sizes,
     rows_at_once,
     used_devices,
 )
-from llmrun.backends.sizing import LARGEST_DEFAULT, KVBytes
+from llmrun.backends.sizing import LARGEST_DEFAULT, LLAMA_PROCESS, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.projector import ProjectorFile
@@ -72,13 +74,16 @@ LAYER_TOKEN = 2 * 2 * 32 * 2  # bytes of a token in the cache of a layer: keys a
 def decided(
     path: Path, monkeypatch: pytest.MonkeyPatch, room: int, asked: OpenOptions, gpus: tuple[int, ...] = (64 * GIB,)
 ) -> tuple[int, int]:
-    """Decide the placement of a model of eight layers with `room` free bytes in main memory for the cache."""
+    """Decide the context size and the number of GPU layers of a model of eight layers.
+
+    room  free bytes in main memory for the cache
+    """
     tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
     devices = [{"description": "GPU", "free": free, "total": 80 * GIB} for free in gpus]
     with open_gguf(path) as file:
         buffers = footprint_on_llama(file, cache=KVBytes(0)).pinned
         monkeypatch.setattr(module, "free_memory", lambda: buffers + room)
-        return decide_placement(asked, file, (), TRAINED, lambda: devices)
+        return decide_placement(asked, file, (), TRAINED, lambda: devices)[:2]
 
 
 @pytest.mark.parametrize(("gpu_layers", "on_cpu"), [(0, 8), (1, 8), (2, 7), (8, 1), (9, 0), (100, 0), (ALL_LAYERS, 0)])
@@ -134,7 +139,7 @@ def projector(
     return cast(ProjectorFile, SimpleNamespace(is_causal=is_causal, most_rows=most_rows, **sizes))
 
 
-def placed(path: Path, asked: OpenOptions, free: int, *, encoder: ProjectorFile | None) -> tuple[int, int]:
+def placed(path: Path, asked: OpenOptions, free: int, *, encoder: ProjectorFile | None) -> Placement:
     tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
     devices = [{"description": "GPU", "free": free, "total": 80 * GIB}]
     with open_gguf(path) as file:
@@ -151,7 +156,10 @@ def test_projectors_need_memory_besides_their_models(tmp_path: Path) -> None:
     assert both.weights - alone.weights == ENCODER
     assert both.scratch - alone.scratch == WORKING
     assert both.mapped == alone.mapped
-    assert on_gpu == alone
+    for each in (both, on_gpu):  # the encoder's process contains the vocabulary, too
+        assert each.programs - alone.programs == LLAMA_PROCESS
+        assert each.vocabulary == 1.5 * alone.vocabulary
+    assert (on_gpu.weights, on_gpu.scratch) == (alone.weights, alone.scratch)
 
 
 def test_two_way_masks_need_larger_batches(tmp_path: Path) -> None:
@@ -167,11 +175,26 @@ def test_two_way_masks_need_larger_batches(tmp_path: Path) -> None:
 def test_encoders_take_room_from_gpu_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=AUTO)
     monkeypatch.setattr(module, "free_memory", lambda: 64 * GIB)
-    _, without = placed(path, asked, 3 * GIB, encoder=None)
-    _, fewer = placed(path, asked, 3 * GIB, encoder=projector(weight_bytes=GIB))
-    assert 0 < fewer < without
-    # An encoder that would displace all layers runs on the CPU.
-    assert placed(path, asked, 3 * GIB, encoder=projector(weight_bytes=3 * GIB))[1] == without
+    without = placed(path, asked, 4 * GIB, encoder=None)
+    fewer = placed(path, asked, 4 * GIB, encoder=projector(weight_bytes=GIB))
+    assert 0 < fewer.gpu_layers < without.gpu_layers
+    assert fewer.encodes_on_gpu
+    # An encoder that would displace all layers, or layers that were asked for, runs on the CPU.
+    assert placed(path, asked, 4 * GIB, encoder=projector(weight_bytes=4 * GIB)) == without
+    for layers in (fewer.gpu_layers, fewer.gpu_layers + 1):
+        found = placed(path, replace(asked, gpu_layers=layers), 4 * GIB, encoder=projector(weight_bytes=GIB))
+        assert found == (1 << 20, layers, layers == fewer.gpu_layers)
+
+
+def test_encoders_need_a_context_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory for the process comes on top of the encoder, even if the encoder is small."""
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), gpu_layers="all")
+    monkeypatch.setattr(module, "free_memory", lambda: 64 * GIB)
+    model = placed(path, asked, 2 * GIB, encoder=None)
+    small = projector(weight_bytes=0, working=0)
+    assert model == (512, ALL_LAYERS, False)
+    assert placed(path, asked, GIB + GPU_CONTEXT, encoder=small) == (512, ALL_LAYERS, False)
+    assert placed(path, asked, GIB + GPU_CONTEXT + 64 * MIB, encoder=small) == (512, ALL_LAYERS, True)
 
 
 def test_encoders_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +203,6 @@ def test_encoders_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.Mo
     with open_gguf(path) as file:
         enough = footprint_on_llama(file, cache=KVBytes(0)).pinned + GIB
     monkeypatch.setattr(module, "free_memory", lambda: enough)
-    assert placed(path, asked, 0, encoder=projector()) == (512, 0)
+    assert placed(path, asked, 0, encoder=projector()) == (512, 0, False)
     with pytest.raises(DoesNotFit):
         placed(path, asked, 0, encoder=projector(weight_bytes=2 * GIB))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,11 +15,11 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError, ModelFileError, UsageError
+from llmrun.base.errors import Cancelled, KVFull, LlmrunError, ModelFileError, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.layout import ImageLayout, Rows
 from tests.support.vision.mtmd_oracle import seen_by_libmtmd
-from tests.support.vision.opened import SMALL, encoded, open_vision, vision_of
+from tests.support.vision.opened import SMALL, encode, encoded, open_vision, vision_of
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
 from tests.support.vision.prompts import Image, joined, part_of, picture, prompt_batch, tiles_of
 
@@ -73,7 +70,7 @@ def test_images_have_the_promised_rows(tmp_path: Path, name: str) -> None:
                 vision.projector.layout(width, height)
             continue
         layout = vision.projector.layout(width, height)
-        rows = vision.encode(tiles_of(layout), layout)
+        rows = encode(vision, tiles_of(layout), layout)
         assert rows.shape == (layout.rows, vision.projector.row_width)
         assert np.isfinite(rows).all()
     backend.close()
@@ -86,10 +83,10 @@ def test_rows_have_the_order_of_their_pieces(tmp_path: Path, name: str) -> None:
     layout = vision.projector.layout(900, 600)
     pieces, tiles = [piece for piece in layout.pieces if isinstance(piece, Rows)], tiles_of(layout)
     assert len(pieces) == len(tiles) > 2
-    rows, start = vision.encode(tiles, layout), 0
+    rows, start = encode(vision, tiles, layout), 0
     for piece in pieces:
         alone = ImageLayout((piece,), layout.scaled, layout.width, layout.height)
-        np.testing.assert_array_equal(rows[start : start + piece.count], vision.encode(tiles, alone))
+        np.testing.assert_array_equal(rows[start : start + piece.count], encode(vision, tiles, alone))
         start += piece.count
     backend.close()
 
@@ -267,41 +264,12 @@ def test_an_image_without_room_leaves_a_prefix(tmp_path: Path, name: str) -> Non
     backend.close()
 
 
-def test_encoding_can_be_stopped(tmp_path: Path) -> None:
-    backend = open_vision(tmp_path, "qwen3vl_merger")
-    vision = vision_of(backend)
-    large, small = vision.projector.layout(2400, 2400, "high"), vision.projector.layout(64, 64)
-    tiles = tiles_of(large)
-    timer = threading.Timer(0.5, backend.cancel)  # out of many seconds
-    timer.start()
-    with pytest.raises(Cancelled):
-        vision.encode(tiles, large)
-    assert vision.encode(tiles_of(small), small).shape[0] == small.rows
-    backend.close()
-
-
-def test_a_death_while_encoding_names_the_projector(tmp_path: Path) -> None:
-    if sys.platform == "win32":
-        pytest.skip("needs POSIX signals")
-    backend = open_vision(tmp_path, "qwen3vl_merger")
-    vision = vision_of(backend)
-    layout = vision.projector.layout(2400, 2400, "high")
-    timer = threading.Timer(0.5, os.kill, (backend._process.pid, signal.SIGKILL))
-    timer.start()
-    with pytest.raises(BackendCrashed) as caught:
-        vision.encode(tiles_of(layout), layout)
-    assert str(vision.projector.path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert "--no-mmproj" in caught.value.hint
-    backend.close()
-
-
 def test_a_tile_of_another_size_is_refused(tmp_path: Path) -> None:
     backend = open_vision(tmp_path, "pixtral")
     vision = vision_of(backend)
     layout = vision.projector.layout(280, 140)
     with pytest.raises(LlmrunError, match="a tile of 140x280 pixels has 59 rows, expected 54"):
-        vision.encode([picture(140, 280)], layout)
+        encode(vision, [picture(140, 280)], layout)
     backend.close()
 
 

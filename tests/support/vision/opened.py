@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ from tests.support.vision.projectors import tiny_projector, tiny_text_model
 from tests.support.vision.prompts import Image, one_tile, tiles_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmrun.backends.base import Backend, Vision
     from llmrun.model.vision.layout import ImageLayout
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -32,14 +37,22 @@ def open_vision(folder: Path, name: str, **options: Any) -> LlamaBackend:
         return LlamaBackend(file, replace(settings, **options))
 
 
-def vision_of(backend: LlamaBackend) -> LlamaVision:
+def vision_of(backend: Backend) -> LlamaVision:
     assert isinstance(backend.vision, LlamaVision)
     return backend.vision
 
 
-def encoded(backend: LlamaBackend, layout: ImageLayout, seed: int = 0) -> Image:
+def encode(vision: Vision, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
+    """Encode an image and wait for its rows."""
+    encoding = vision.begin(tiles, layout)
+    while (rows := encoding.advance(60)) is None:
+        pass
+    return rows
+
+
+def encoded(backend: Backend, layout: ImageLayout, seed: int = 0) -> Image:
     """Return the first tile of a layout, encoded."""
     vision, first = vision_of(backend), one_tile(layout)
     (piece,) = first.pieces
     assert isinstance(piece, Rows)
-    return Image(piece, vision.encode(tiles_of(first, seed)[:1], first))
+    return Image(piece, encode(vision, tiles_of(first, seed)[:1], first))
