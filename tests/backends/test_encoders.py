@@ -1,0 +1,109 @@
+"""Tests of the memory that vision encoders need, in both backends, and of when it is counted."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu import cache_size
+from llmrun.backends.cpu.cache_size import MAX_ROWS, rows_of_step
+from llmrun.backends.encoders import opened_projector
+from llmrun.backends.llama import placement
+from llmrun.backends.llama.vision import LlamaVision
+from llmrun.backends.registry import BACKENDS, Entry
+from llmrun.backends.sizing import LLAMA_PROCESS, vocabulary_bytes
+from llmrun.base.errors import DoesNotFit
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.plan.plan import Plan
+from llmrun.model.vision.layout import Projector
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
+
+each_backend = pytest.mark.parametrize("entry", BACKENDS, ids=[entry.name for entry in BACKENDS])
+CAUSAL = cast(Plan, SimpleNamespace(is_causal=True))
+
+
+def both(folder: Path) -> tuple[Path, OpenOptions]:
+    """Return a tiny text model, and options with its projector, whose images are causal."""
+    projector = tiny_projector(folder, "pixtral")
+    options = OpenOptions(context_size=256, threads=1, gpu_layers=0, mmproj=str(projector))
+    return tiny_text_model(folder, "pixtral"), options
+
+
+@each_backend
+def test_footprints_contain_the_encoders_process(tmp_path: Path, entry: Entry) -> None:
+    path, options = both(tmp_path)
+    with open_gguf(path) as file:
+        alone = entry.kind().footprint(file, OpenOptions(context_size=256, threads=1))
+        found = entry.kind().footprint(file, options)
+        projector = opened_projector(options, file)
+        assert projector is not None
+        assert found.weights - alone.weights == projector.weight_bytes > 0
+        assert found.scratch - alone.scratch == projector.memory_bytes - projector.weight_bytes > 0
+        assert found.vocabulary - alone.vocabulary == vocabulary_bytes(file)
+        assert found.programs - alone.programs == LLAMA_PROCESS
+        assert (found.cache, found.mapped) == (alone.cache, alone.mapped)
+
+
+@pytest.mark.push
+@each_backend
+def test_encoders_must_fit_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
+    path, options = both(tmp_path)
+    with open_gguf(path) as file:
+        footprint, projector = entry.kind().footprint(file, options), opened_projector(options, file)
+        assert projector is not None
+        n_bytes = footprint.pinned + footprint.cache.of(256)
+        free = [n_bytes - projector.memory_bytes // 2, n_bytes]
+        for module in (cache_size, placement):
+            monkeypatch.setattr(module, "free_memory", lambda reserved=0: free[0])
+        with pytest.raises(DoesNotFit, match="not enough memory"):
+            entry.kind().open(file, options)
+        del free[0]
+        entry.kind().open(file, options).close()
+
+
+@pytest.mark.push
+@each_backend
+def test_projectors_are_loaded_along_with_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: Entry
+) -> None:
+    """The free memory is measured first, because the memory of the encoder would otherwise count twice."""
+    path, options = both(tmp_path)
+    events: list[str] = []
+    load, wait = LlamaVision.load, LlamaVision.wait
+
+    def loading(vision: LlamaVision, gpu_bytes: int | None = None) -> None:
+        events.append("load")
+        load(vision, gpu_bytes)
+
+    def waiting(vision: LlamaVision) -> None:
+        events.append("wait")
+        wait(vision)
+
+    def free(reserved: int = 0) -> None:
+        events.append("measure")
+
+    def progress(words: str, fraction: float) -> None:
+        if words == "loading weights" and fraction == 1:
+            events.append("loaded")
+
+    for module in (cache_size, placement):
+        monkeypatch.setattr(module, "free_memory", free)
+    monkeypatch.setattr(LlamaVision, "load", loading)
+    monkeypatch.setattr(LlamaVision, "wait", waiting)
+    with open_gguf(path) as file, closing(entry.kind().open(file, replace(options, progress=progress))):
+        assert events == ["measure", "load", "loaded", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "most_rows", "expected"), [(True, 1120, MAX_ROWS), (False, 1120, 1120), (False, 70, MAX_ROWS)]
+)
+def test_images_with_two_way_masks_fit_in_a_step(is_causal: bool, most_rows: int, expected: int) -> None:
+    projector = cast(Projector, SimpleNamespace(is_causal=is_causal, most_rows=most_rows))
+    assert rows_of_step(CAUSAL, 4096, None, projector) == expected
+    assert rows_of_step(CAUSAL, 4096, None) == MAX_ROWS
