@@ -22,6 +22,7 @@ from llmrun.base.errors import DoesNotFit
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.plan.plan import Plan
 from llmrun.model.vision.layout import Projector
+from tests.support.vision.opened import vision_of
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 each_backend = pytest.mark.parametrize("entry", BACKENDS, ids=[entry.name for entry in BACKENDS])
@@ -96,8 +97,11 @@ def test_projectors_are_loaded_along_with_the_weights(
         monkeypatch.setattr(module, "free_memory", free)
     monkeypatch.setattr(LlamaVision, "load", loading)
     monkeypatch.setattr(LlamaVision, "wait", waiting)
-    with open_gguf(path) as file, closing(entry.kind().open(file, replace(options, progress=progress))):
+    with open_gguf(path) as file, closing(entry.kind().open(file, replace(options, progress=progress))) as backend:
         assert events == ["measure", "load", "loaded", "wait"]
+        process = vision_of(backend)._process
+        assert not process.has_ended
+    assert process.has_ended
 
 
 @pytest.mark.parametrize(

@@ -122,21 +122,40 @@ def test_backends_have_encoders_of_their_own(tmp_path: Path) -> None:
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_image_stops_at_once(backend: LlamaBackend) -> None:
+def test_a_cancelled_image_stops_soon(backend: LlamaBackend) -> None:
     vision = vision_of(backend)
     encoding = large(vision)
     threading.Timer(0.2, encoding.cancel).start()
     with pytest.raises(Cancelled):
         encoding.advance(60)
+    for seconds in (0, 60):
+        with pytest.raises(Cancelled):
+            encoding.advance(seconds)
+    assert works(vision)
     assert encoding._rows is None
+
+
+def test_nobody_waits_until_a_cancelled_image_stops(backend: LlamaBackend) -> None:
+    """A node of libmtmd's graph can take seconds."""
+    encoding = large(vision_of(backend))
+    encoding.cancel()
     with pytest.raises(Cancelled):
         encoding.advance(0)
-    layout = vision.projector.layout(64, 64)
-    following = vision.begin(tiles_of(layout), layout)
-    encoding.cancel()  # once more, while the next image waits or is encoded
-    found = following.advance(60)
+    assert encoding.is_alive()
+
+
+def test_cancelling_an_earlier_image_stops_no_other(backend: LlamaBackend) -> None:
+    vision = vision_of(backend)
+    layouts = [vision.projector.layout(side, side, "high") for side in (64, 1200)]
+    first = vision.begin(tiles_of(layouts[0]), layouts[0])
+    assert first.advance(60) is not None
+    expected = encode(vision, tiles_of(layouts[1]), layouts[1])
+    second = vision.begin(tiles_of(layouts[1]), layouts[1])
+    assert second.advance(0.1) is None
+    first.cancel()
+    found = second.advance(60)
     assert found is not None
-    np.testing.assert_array_equal(found, encode(vision, tiles_of(layout), layout))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_cancelled_image_is_not_begun(backend: LlamaBackend) -> None:
