@@ -255,7 +255,7 @@ def _named(options: OpenOptions) -> Entry | None:
     if low is not None and high is not None and low > high:
         raise UsageError(f"--image-min-tokens: {low} is larger than --image-max-tokens {high}")
     if options.mmproj:
-        _check_encoder()
+        check_encoder()
     if options.rpc:
         return _with_rpc(options)
     entry = backend_named(options.backend)
@@ -264,7 +264,7 @@ def _named(options: OpenOptions) -> Entry | None:
     return entry
 
 
-def _check_encoder() -> None:
+def check_encoder() -> None:
     """Raise UsageError if the program that encodes images is not installed."""
     entry = next(entry for entry in BACKENDS if entry.encodes)
     if (probe := entry.kind().probe()).missing:

@@ -100,7 +100,7 @@ class CpuBackend:
             max_sequences += options.cached_prefixes
         if early is not None:  # the memory is no longer free, but the weights will use it
             options = replace(options, reserved_memory=options.reserved_memory - early.stop())
-        projector = self.vision and self.vision.projector
+        projector = None if self.vision is None else self.vision.projector
         context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads, projector)
         kv_type = kv_type_of(file, options)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llmrun.backends.registry import check_reads_images, is_stand_in
+from llmrun.backends.registry import check_encoder, is_stand_in
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.hub.local.projectors import check_pair, projector_for, snapshot_of
 from llmrun.hub.local.stored_models import repository_name
@@ -63,15 +63,15 @@ def _chosen(model: Path, settings: Settings, name: str, wanted: bool, needed: bo
         return None
     if needed:
         return projector_for(model) or _fetched(model, name, settings.offline, reporter)
-    return _usable(model, settings.backend, name, reporter)
+    return _usable(model, name, reporter)
 
 
-def _usable(model: Path, backend: str, name: str, reporter: Reporter) -> Path | None:
+def _usable(model: Path, name: str, reporter: Reporter) -> Path | None:
     """Return the projector next to the model if this machine can use it. Otherwise, a note says why not."""
     try:
         found = projector_for(model)
         if found is not None:
-            check_reads_images(backend)
+            check_encoder()
             check_pair(found, model)
     except LlmrunError as error:
         reporter.note(f"{name}: opened for text only: {error}" + (f" ({error.hint})" if error.hint else ""))

@@ -99,13 +99,13 @@ def test_image_tokens_come_from_the_settings(model: Path) -> None:
     assert projector_options(model, settings, name="m", wanted=False, reporter=QUIET) == ("", 64, 256)
 
 
-def test_servers_without_a_backend_for_images_serve_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_without_llama_cpp_serve_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes()
-    assert asked(model, notes, wanted=True, backend="cpu") == ""
+    assert asked(model, notes, wanted=True, backend="cpu") == "mmproj-m-F16.gguf"
     monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
     assert asked(model, notes, wanted=True) == ""
-    cpu, missing = notes.lines
-    assert cpu.startswith("the model: opened for text only: --backend cpu: this backend cannot read images yet (use")
+    (missing,) = notes.lines
+    assert missing.startswith("the model: opened for text only: images need llama.cpp, which encodes them: ")
     assert "llama.cpp is not installed (install it: " in missing
     assert asked(model, needed=True) == "mmproj-m-F16.gguf"  # the backend's own error follows
 
