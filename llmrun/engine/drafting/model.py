@@ -76,6 +76,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
         replace(
             options.without_rpc(),  # An RPC server has one client, and a draft model fits on this machine.
             adapters=(),
+            mmproj="",
             backend=info.backend,
             context_size=info.context_size,
             threads=info.threads,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from llmrun.backends.llama import mtmd
+from llmrun.backends.llama import encoder_worker, mtmd, worker
+from llmrun.backends.llama.encoder_worker import EncoderWorker
+from llmrun.backends.llama.memory_transfers import MemoryReceiver
+from llmrun.backends.llama.messages import SharedMemory
 from llmrun.backends.llama.mtmd import Encoder
 
 ROWS, WIDTH = 2, 3
@@ -97,3 +100,41 @@ def test_other_failures_are_reported(monkeypatch: pytest.MonkeyPatch, use_gpu: b
 def test_a_wrong_number_of_rows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_with(StandIn(True, True), monkeypatch, use_gpu=False)
     assert encoder.encode((ctypes.c_uint8 * 3)(), 1, 1, 5) == (-1, "a tile of 1x1 pixels has 2 rows, expected 5")
+
+
+@pytest.mark.parametrize(
+    ("gpu_bytes", "free", "expected"),
+    [(None, [9], False), (5, [], False), (5, [4, 9], False), (5, [5], True), (5, [6, 0], True)],
+)
+def test_encoders_use_the_first_gpu_with_room(
+    monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None, free: list[int], expected: bool
+) -> None:
+    """Without a GPU, the process does not look at any, because looking takes hundreds of megabytes of its memory."""
+    looked: list[object] = []
+
+    def gpus(library: object) -> list[dict[str, int]]:
+        looked.append(library)
+        return [{"free": n} for n in free]
+
+    library, parameters = StandIn(True, True), SimpleNamespace()
+    llama = SimpleNamespace(
+        _lib=None,
+        LLAMA_LOAD_MODE_NONE=0,
+        llama_log_callback=lambda function: function,
+        llama_log_set=lambda *arguments: None,
+        llama_backend_init=lambda: None,
+        ggml_backend_sched_eval_callback=lambda function: function,
+        llama_model_default_params=lambda: parameters,
+        llama_model_load_from_file=lambda path, given: "model",
+        llama_model_n_embd_inp=lambda model: WIDTH,
+    )
+    monkeypatch.setattr(mtmd, "_declarations", lambda: library)
+    monkeypatch.setattr(worker, "declarations", lambda: llama)
+    monkeypatch.setattr(encoder_worker, "usable_gpus", gpus)
+    opened = EncoderWorker(SharedMemory.create(), cast(MemoryReceiver, None), 0)
+    facts = opened.do_open("m.gguf", "mmproj.gguf", 1, gpu_bytes, ROWS)
+    assert facts["on_gpu"] == expected
+    assert library.opened == [expected]
+    assert bool(looked) == (gpu_bytes is not None)
+    assert parameters.no_alloc
+    assert parameters.n_gpu_layers == 0

@@ -258,6 +258,15 @@ def test_an_engine_opens_with_a_draft_model(tmp_path: Path) -> None:
     assert gathered.finished.timings.accepted_tokens > 0
 
 
+def test_draft_models_get_no_projector(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text("{}")
+    options = OpenOptions(backend="scripted", mmproj="mmproj.gguf")
+    with closing(open_backend(script, options)) as target, closing(open_draft_model(script, options, target)) as source:
+        assert target.vision is not None
+        assert source.backend.vision is None
+
+
 def test_opening_refuses_another_vocabulary(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"control_tokens": ["<think>"], "vocabulary_size": 300}))
