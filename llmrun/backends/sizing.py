@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.amounts import format_mebibytes
 from llmrun.base.errors import DoesNotFit, shown
@@ -27,6 +28,7 @@ from llmrun.model.archs.parts.architecture import Windows, architecture_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.layout import Projector
 
 Number = TypeVar("Number", int, float)
 
@@ -230,6 +232,42 @@ def vocabulary_bytes(file: GGUFFile) -> int:
 
 def header_bytes(file: GGUFFile) -> int:
     return min((tensor.offset for tensor in file.tensors.values()), default=0)
+
+
+# GPU memory of the encoder's process besides the encoder, mostly for its CUDA context, which takes 120 to 550 MB
+# depending on the GPU (ggml-org/llama.cpp#20595).
+GPU_CONTEXT: Final = 550_000_000
+
+
+def rows_in_one_step(projector: Projector | None) -> int:
+    """Return the number of rows that must fit in one step because the rows of an image may attend to each other."""
+    return 0 if projector is None or projector.is_causal else projector.most_rows
+
+
+def with_encoder(
+    footprint: Footprint, projector: Projector | None, file: GGUFFile, *, on_gpu: bool = False
+) -> Footprint:
+    """Add the encoder's process to the footprint of a model.
+
+    The process contains the text model's vocabulary. libmtmd reads the weights, and keeps its buffers.
+
+    on_gpu  whether the weights and the buffers are on a GPU
+    """
+    if projector is None:
+        return footprint
+    weights = 0 if on_gpu else projector.weight_bytes
+    return replace(
+        footprint,
+        weights=footprint.weights + weights,
+        scratch=footprint.scratch + (0 if on_gpu else projector.memory_bytes - weights),
+        vocabulary=footprint.vocabulary + vocabulary_bytes(file),
+        programs=footprint.programs + LLAMA_PROCESS,
+    )
+
+
+def encoder_gpu_bytes(projector: Projector) -> int:
+    """Return the GPU memory that an encoder on a GPU needs."""
+    return projector.memory_bytes + GPU_CONTEXT
 
 
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely need more than this default.

@@ -18,7 +18,6 @@ from llmrun.backends.cpu.recurrent_states import (
     state_bytes,
 )
 from llmrun.backends.cpu.weights import packed_bytes
-from llmrun.backends.encoders import rows_in_one_step, with_encoder
 from llmrun.backends.sizing import (
     ENGINE_PROCESS,
     LARGEST_DEFAULT,
@@ -28,8 +27,10 @@ from llmrun.backends.sizing import (
     check_cache_fits,
     context_for,
     header_bytes,
+    rows_in_one_step,
     shared_cache_tokens,
     vocabulary_bytes,
+    with_encoder,
 )
 from llmrun.base.errors import UsageError
 from llmrun.base.machine.memory import free_memory

@@ -81,15 +81,14 @@ class CpuKind:
 
 def _open(file: GGUFFile, options: OpenOptions, early: EarlyMemory | None) -> Backend:
     """Open a model, and load its projector at the same time as its weights."""
-    from llmrun.backends.encoders import opened_projector, start_encoder
-
-    projector = opened_projector(options, file)
-    if projector is None:
+    if not options.mmproj:
         from llmrun.backends.cpu.backend import CpuBackend
 
         return CpuBackend(file, options, early)
+    from llmrun.backends.encoders import start_encoder
+
     with contextlib.ExitStack() as opened:
-        vision = start_encoder(options, file, projector)
+        vision = start_encoder(options, file)  # starts while the next line imports modules
         opened.callback(vision.close)
         from llmrun.backends.cpu.backend import CpuBackend
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from llmrun.backends.base import AUTO, check_batch, identity_of, key_of
 from llmrun.backends.describe import describe
-from llmrun.backends.encoders import encoder_gpu_bytes, opened_projector, start_encoder
 from llmrun.backends.llama.kv_cache import CELL, RECURRENT_CELL, LlamaCache
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
@@ -33,6 +32,7 @@ from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.backends.llama.vision import image_groups
 from llmrun.backends.lora_files import described, opened_adapters
+from llmrun.backends.sizing import encoder_gpu_bytes
 from llmrun.base.errors import (
     BackendCrashed,
     Cancelled,
@@ -90,8 +90,10 @@ class LlamaBackend:
             # truncates the file, the process is killed when reading past the end.
             self._mapped = FileSource(file.path)
             opened.callback(self._mapped.close)
-            if projector := opened_projector(options, file):
-                self.vision = start_encoder(options, file, projector)
+            if options.mmproj:
+                from llmrun.backends.encoders import start_encoder
+
+                self.vision = start_encoder(options, file)
                 opened.callback(self.vision.close)
             self._process = process or LlamaProcess()
             if process is None:

@@ -22,7 +22,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from llmrun.backends.base import AUTO, parse_tensor_split
-from llmrun.backends.encoders import encoder_gpu_bytes, rows_in_one_step, with_encoder
 from llmrun.backends.llama.messages import MOST_WANTED
 from llmrun.backends.registry import NoRoomOnGpu
 from llmrun.backends.sizing import (
@@ -34,15 +33,18 @@ from llmrun.backends.sizing import (
     KVBytes,
     MemoryNeeds,
     context_for,
+    encoder_gpu_bytes,
     head_sizes,
     header_bytes,
     layer_memories,
     layer_windows,
     layers_of,
     layers_run,
+    rows_in_one_step,
     storing_layers,
     vocabulary_bytes,
     widest_input,
+    with_encoder,
 )
 from llmrun.base.amounts import counted, format_mebibytes
 from llmrun.base.errors import UsageError, shown

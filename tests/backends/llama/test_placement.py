@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from llmrun.backends.base import AUTO, OpenOptions
-from llmrun.backends.encoders import GPU_CONTEXT
 from llmrun.backends.llama import placement as module
 from llmrun.backends.llama.placement import (
     ALL_LAYERS,
@@ -21,7 +20,7 @@ from llmrun.backends.llama.placement import (
     rows_at_once,
     used_devices,
 )
-from llmrun.backends.sizing import LARGEST_DEFAULT, LLAMA_PROCESS, KVBytes
+from llmrun.backends.sizing import GPU_CONTEXT, LARGEST_DEFAULT, LLAMA_PROCESS, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.projector import ProjectorFile
