@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from starlette.types import Send
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
@@ -131,6 +132,7 @@ def check_of(body: Mapping[str, Any], signature: str) -> str:
 
 
 _MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
+_DECODING_S = 2.0  # decoding takes less for nearly all photos, and clients wait no longer for the head of a response
 _MOST_EVENTS = 64  # the number of events written at a time; writing 64 events takes a millisecond
 
 
@@ -192,8 +194,11 @@ class Choices:
     @property
     def words(self) -> str:
         """A comment for people about the progress of the first prompt that is being processed."""
-        prompt = next(iter(self._prompts.values()), None)
-        return "ping" if prompt is None else f"processing prompt {prompt.done}/{prompt.total}"
+        if (prompt := next(iter(self._prompts.values()), None)) is not None:
+            return f"processing prompt {prompt.done}/{prompt.total}"
+        has_begun = any(one.has_begun and not said for one, said in zip(self._served, self._generated, strict=False))
+        images = self.images if has_begun else ()
+        return f"reading {counted(len(images), 'image')}" if images else "ping"
 
     def seconds_of(self, choice: int) -> float:
         """Return the seconds since the processing of a choice's prompt began."""
@@ -221,6 +226,21 @@ class Choices:
         self.wait_s = max((taken.wait_s for taken, _ in self._taken), default=0.0)
         predicted = [taken.first_token_s for taken, _ in self._taken if taken.first_token_s is not None]
         self.first_token_s = min(predicted, default=None)
+
+    async def begun(self) -> None:
+        """Wait a moment for the first token of a prompt with images. Raises the error of a choice that has failed.
+
+        Some damage of images is found only by decoding them, which begins after the acceptance of the request. While
+        the response has not begun, such errors get a status of their own.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + _DECODING_S
+        while self._unfinished and not any(self._generated) and clock() < until:
+            n_arrived = len(self._arrived)
+            self._news.clear()
+            self._take()
+            if len(self._arrived) == n_arrived:
+                await self._wait(until)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return the events that have arrived, each with the number of its choice.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +12,16 @@ from msgspec import structs
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import ChatPrompt, Finished, SeenImage
+from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, SeenImage
+from llmrun.serving.options import Limits, ServingOptions
 from llmrun.serving.processes.supervisor import ServingLimits, Waiting
-from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, ScriptedRequest, text
+from tests.support.serving.fake_model import BEGIN, FACTS, HOLD, TIMINGS, FakeModel, Script, ScriptedRequest, text
 from tests.support.serving.pictures import RED, base64_of, bomb, data_url, key_of, png
-from tests.support.serving.servers import CHAT, RunningServer, eventually, serving
+from tests.support.serving.servers import CHAT, RunningServer, eventually, read_until, serving
 
 PHOTO = SeenImage(4032, 3024, 896, 672, 252)
 ICON = SeenImage(32, 32, 448, 448, 1)
+QUICK_PINGS = ServingOptions(limits=Limits(ping_s=0.05))
 ENCODED = Finished(0, FinishReason.STOP, None, 5, replace(TIMINGS, encoded_images=1, encode_s=1.25))
 
 
@@ -29,12 +31,17 @@ def logged(server: RunningServer) -> str:
     return server.log[-1]
 
 
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
-    model = FakeModel(lambda _: [*text("A cat.")[:-1], ENCODED])
+def seeing(script: Callable[[int], Script]) -> FakeModel:
+    """Return a model that reads images, and sees two images in every prompt."""
+    model = FakeModel(script)
     model.facts = structs.replace(FACTS, sees_images=True)
     model.images = (PHOTO, structs.replace(ICON, is_first_frame=True))
-    with serving(model) as running:
+    return model
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with serving(seeing(lambda _: [*text("A cat.")[:-1], ENCODED])) as running:
         yield running
 
 
@@ -118,6 +125,56 @@ def _refusing(error: Exception) -> Callable[[object], Awaitable[None]]:
         raise error
 
     return accepted
+
+
+ANTHROPIC_PART = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of(RED)}}
+STREAMS: Mapping[str, Mapping[str, Any]] = {
+    CHAT: {"messages": question()},
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(RED)}]}],
+    },
+    "/v1/messages": {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": [ANTHROPIC_PART]}]},
+    "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "?", "images": [base64_of(RED)]}]},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_of_damaged_images_have_a_status(path: str) -> None:
+    """Decoding ends after the request was accepted, and SDKs raise errors of a stream's events as other exceptions."""
+    model = seeing(lambda _: [BEGIN, PrefillProgress(0, 1, 9), 0.05, UsageError("image 1: invalid PNG file")])
+    with serving(model) as server:
+        reply = server.send("POST", path, {**STREAMS[path], "stream": True})
+    assert (reply.status, reply.headers["content-type"]) == (400, "application/json")
+    assert "image 1: invalid PNG file" in reply.body.decode()
+
+
+def test_slow_images_delay_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.serving.streams._DECODING_S", 0.05)
+    with serving(seeing(lambda _: [BEGIN, HOLD, *text("A cat.")])) as server:
+        line = server.begin_chat(messages=question(), stream=True)
+        assert b"200 OK" in read_until(line, b"\r\n\r\n")
+        server.release()
+        assert b"A cat." in read_until(line, b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("script", "comment"),
+    [
+        ([], "ping"),
+        ([BEGIN], "reading 2 images"),
+        ([BEGIN, PrefillProgress(0, 20, 300)], "processing prompt 20/300"),
+    ],
+)
+def test_streams_say_that_images_are_read(
+    monkeypatch: pytest.MonkeyPatch, script: list[Event | str], comment: str
+) -> None:
+    """Encoding an image may take minutes, in which the prompt makes no progress."""
+    monkeypatch.setattr("llmrun.serving.streams._DECODING_S", 0.05)
+    with serving(seeing(lambda _: [*script, HOLD, *text("A cat.")]), QUICK_PINGS) as server:
+        line = server.begin_chat(messages=question(), stream=True)
+        read_until(line, f": {comment}\n".encode())
+        server.release()
+        assert b"A cat." in read_until(line, b"[DONE]")
 
 
 def test_base64_never_becomes_text_of_the_prompt(server: RunningServer) -> None:

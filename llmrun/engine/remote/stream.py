@@ -38,11 +38,12 @@ def follows(event_id: str, last_id: str) -> bool:
 
 
 _PROMPT: Final = re.compile(rb": ?(processing prompt ([0-9]{1,9})/([0-9]{1,9}))")
+_READING: Final = re.compile(rb": ?(reading [0-9]{1,9} images?)")
 
 
 def prompt_words(line: bytes) -> str:
     """Return the text of a comment with which llmrun reports the progress of a prompt, or "" for other lines."""
-    found = _PROMPT.fullmatch(line)
+    found = _PROMPT.fullmatch(line) or _READING.fullmatch(line)
     return found[1].decode("ascii") if found else ""
 
 

@@ -158,6 +158,8 @@ class Generation(Generic[P]):
                     headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}", **self._prefix_header(choices)}
                     if choices.first_token_s is not None:
                         headers["x-llmrun-first-token"] = f"{choices.first_token_s:.3f}"
+                    if parsed.stream and choices.images:
+                        await presence.during(choices.begun())
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
                         headers.update(self._prefix_header(choices))

@@ -11,10 +11,11 @@ import pytest
 from msgspec import structs
 
 from llmrun.engine.requests import ChatPrompt, SeenImage
+from llmrun.serving.options import Limits, ServingOptions
 from tests.support.browser.chat_page import answer_to, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser, Page
-from tests.support.serving.fake_model import FACTS, HOLD, FakeModel, text
+from tests.support.serving.fake_model import BEGIN, FACTS, HOLD, FakeModel, text
 from tests.support.serving.pictures import BLUE, RED, base64_of, part_of
 from tests.support.serving.servers import RunningServer, serving
 
@@ -29,11 +30,13 @@ _WAYS = {
 
 
 @contextmanager
-def seeing(model: FakeModel | None = None, others: Any = ()) -> Iterator[RunningServer]:
+def seeing(
+    model: FakeModel | None = None, others: Any = (), options: ServingOptions | None = None
+) -> Iterator[RunningServer]:
     """Run a server whose first model reads images."""
     model = model or FakeModel()
     model.facts = structs.replace(FACTS, sees_images=True)
-    with serving(model, others=others) as server:
+    with serving(model, options, others=others) as server:
         yield server
 
 
@@ -97,6 +100,19 @@ def test_shrunk_images_are_named_below_the_answer(chromium: Browser) -> None:
         attached(page, 1)
         answer_to(page, "Which?")
         assert page.text(".statistics").endswith(" · images: 4032x3024 shrunk to 896x672, 252 tokens")
+
+
+def test_the_page_says_that_images_are_read(chromium: Browser) -> None:
+    model = FakeModel(lambda _: [BEGIN, HOLD, *text("Hello")])
+    model.images = (SeenImage(64, 96, 64, 96, 6),)
+    with seeing(model, options=ServingOptions(limits=Limits(ping_s=0.1))) as server:
+        page = open_chat(chromium, server)
+        add(page, RED)
+        attached(page, 1)
+        page.click("#send")
+        page.wait_for("/Reading 1 image for \\d+\\s+s/.test(document.body.innerText)")
+        server.release()
+        assert last_answer(page) == "Hello"
 
 
 def test_an_image_alone_is_a_question(chromium: Browser) -> None:

@@ -30,6 +30,7 @@ from llmrun.serving.processes.request import Arrival, ServedRequest
 from llmrun.serving.processes.served_model import Load, State
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
+BEGIN = "begin"  # an item of a script: the request begins without an event, as when its image is encoded
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
 
 # A float is a time: wait until so many seconds after the request began.
@@ -126,7 +127,9 @@ class ScriptedRequest(ServedRequest):
         for item in self._script:
             if isinstance(item, LlmrunError):
                 raise item
-            if isinstance(item, str):
+            if item == BEGIN:
+                self.has_begun = True
+            elif isinstance(item, str):
                 self._model.count("held")
                 await self._released_or_ended()
             elif isinstance(item, float):
