@@ -296,3 +296,23 @@ def test_searches_find_the_names_of_images(capsys: Capture) -> None:
     with seeing() as found:
         found.run("/image dog.png", "what?", "/search dog.png")
     assert "> [image 1: dog.png 40x60] what?" in capsys.readouterr().err
+
+
+def test_images_are_left_out_only_with_their_turns(capsys: Capture) -> None:
+    """There is no context shift, which crashed with images in ggml-org/llama.cpp#17071 and #13865."""
+    with seeing() as found:
+        begun = ("/set ctx_size 100", "/set on_full forget", "/image dog.png")
+        found.run(*begun, "a" * 20, "b" * 20, "/image red cat.png", "c" * 20)
+        said = ["[4 rows of #0000ff]" + "a" * 20, "b" * 20, "[2 rows of #ff0000]" + "c" * 20]
+        assert answers(found) == [f"You said: {each}" for each in said]
+    assert "the model no longer sees the oldest 1 turn (of 1)" in capsys.readouterr().err
+
+
+def test_answers_about_images_end_at_the_end_of_the_context(capsys: Capture) -> None:
+    """ggml-org/llama.cpp#17071: the context was full after an image. The conversation continues after /undo."""
+    with seeing() as found:
+        found.run("/set ctx_size 100", "/image dog.png", "a" * 50, "b", "/undo", "c")
+        assert answers(found) == ["You said: c"]
+    told = capsys.readouterr().err
+    assert "the answer was cut off: the context of 100 tokens is full" in told
+    assert "error: prompt does not fit in the context" in told

@@ -71,7 +71,10 @@ def test_a_projector_of_another_width_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_projector_with_deepstack_is_not_refused(tmp_path: Path) -> None:
-    """ggml-org/llama.cpp#20899: the rows are several hidden sizes wide, which is not the model's width."""
+    """ggml-org/llama.cpp#20899 and lmstudio-ai/lmstudio-bug-tracker#1665: correct projectors were refused.
+
+    The rows are several hidden sizes wide, which is not the model's width.
+    """
     check_pair(tiny_projector(tmp_path, "qwen3vl_merger"), tiny_text_model(tmp_path, "qwen3vl_merger"))
 
 
