@@ -13,7 +13,6 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
-from llmrun.options.settings import MMPROJ_OFF
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.loading import ModelLoading
@@ -35,7 +34,7 @@ class WorkersWanted:
     parallel   the maximum number of answers that a worker generates at a time
     kv_tokens  the size of a local worker's KV cache in tokens, or None for what fits
     template   the source of a chat template for local workers, or None
-    images     True if any line has an image. Batches of text run without the projector, so on the CPU engine
+    images     True if any line has an image. Batches of text run without the projector
     """
 
     names: Sequence[str]
@@ -114,8 +113,6 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
     from llmrun.cli.answers.answering import to_open
 
     clusters = [*filter(is_ray, wanted.names)]
-    if clusters and (wanted.images or settings.mmproj not in (None, MMPROJ_OFF)):
-        raise UsageError("--workers: Ray workers cannot read images, because they do not receive the projector")
     with ExitStack() as held:
         files = held.enter_context(model_files(settings, sequences=wanted.parallel, images=wanted.images))
         held.enter_context(smaller_ones_named(files.found.entry))

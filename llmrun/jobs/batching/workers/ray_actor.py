@@ -99,7 +99,7 @@ class RayActor:
         if asked.options.get("threads") is None:
             threads = max(1, min(default_threads(), self._n_cpus))
             asked = structs.replace(asked, options={**asked.options, "threads": threads})
-        for path in filter(None, (asked.path, asked.draft)):
+        for path in filter(None, (asked.path, asked.draft, asked.options.get("mmproj"))):
             self._files.enter_context(in_use(Path(path)))
         self._worker = LocalWorker(asked, name=self._name, loading=self._loading, note=self.note, detail=self._detail)
         try:

@@ -213,7 +213,7 @@ _SHORT_ID: Final = 6  # The number of digits of a node's ID in names.
 
 @dataclass(frozen=True, slots=True)
 class ModelToSend:
-    """A model, and a mapping from the path fields of Open to the files that the nodes need."""
+    """A model, and the files that the nodes need, by the path fields of Open and the option `mmproj`."""
 
     asked: Open
     files: Mapping[str, Sequence[OriginalFile]]
@@ -224,7 +224,7 @@ class ModelToSend:
 
         A stand-in for a model needs no files.
         """
-        named = {"path": asked.path, "draft": asked.draft}
+        named = {"path": asked.path, "draft": asked.draft, "mmproj": asked.options.get("mmproj")}
         paths = {field: Path(path) for field, path in named.items() if path and Path(path).exists()}
         return cls(asked, {field: originals(path, reporter) for field, path in paths.items()})
 

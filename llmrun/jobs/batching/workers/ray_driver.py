@@ -84,7 +84,7 @@ class RayNode:
         """Start an actor, open a model in it, and return the model's entry of /v1/models.
 
         model        the JSON of an Open
-        files        the JSON of the OriginalFiles of the model's path fields
+        files        the JSON of the OriginalFiles of the model's path fields and of the option `mmproj`
         needs_token  refuse a node that does not authenticate with a token
         start_s      how long to wait until the node has free CPUs and the actor has started
         """
@@ -107,7 +107,9 @@ class RayNode:
                 hint="set RAY_AUTH_MODE=token on all nodes and restart them",
             )
         self._watch = asyncio.create_task(self._pass_on_news())
-        places = {field: await self._place(encoded(list(each)), each) for field, each in files.items()}
+        places: dict[str, Any] = {field: await self._place(encoded(list(each)), each) for field, each in files.items()}
+        if (projector := places.pop("mmproj", "")) != "":
+            places["options"] = {**model["options"], "mmproj": projector}
         return await self._call("open", encoded({**model, **places}))
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Any:

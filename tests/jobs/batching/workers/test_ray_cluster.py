@@ -28,6 +28,7 @@ from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, Ra
 from tests.support.batching.batch_runs import batch, write_lines
 from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_token
 from tests.support.cli.commands import LLMRUN, ROOT
+from tests.support.serving.pictures import PHOTO, data_url
 from tests.support.serving.processes import scripted_model
 
 pytestmark = pytest.mark.night
@@ -116,6 +117,37 @@ def test_a_model_is_sent_to_nodes_that_lack_it(ray: TestCluster, tmp_path: Path)
 
     texts = with_workers(ray, model, run)
     assert sum(text.startswith(f"sending {received.name} to ray:127.0.0.1/") for text in texts) == 1
+
+
+def test_a_projector_is_sent_to_nodes_that_lack_it(ray: TestCluster, tmp_path: Path) -> None:
+    asked = scripted_model(tmp_path)
+    data = json.dumps({"columns": 1, "lines": 1}).encode()  # a projector that sees each image as one row
+    (tmp_path / "mmproj.json").write_bytes(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    projector = f"/proc/self/cwd{tmp_path / 'mmproj.json'}"
+    asked = Open(asked.path, asked.name, {**asked.options, "mmproj": projector}, speculate=False)
+    files = {**ModelToSend.of(asked, Silent()).files, "mmproj": [OriginalFile(projector, len(data), sha256)]}
+    url = {"type": "image_url", "image_url": {"url": data_url(PHOTO)}}
+
+    async def run(workers: list[RayWorker]) -> None:
+        await workers[0].start()
+        reply = await workers[0].answer(CHAT, {"messages": [{"role": "user", "content": [url]}]})
+        assert reply.body["choices"][0]["message"]["content"] == "You said: [1 row of #ff0000]"
+
+    texts = with_workers(ray, ModelToSend(asked, files), run)
+    assert any(text.startswith("sending mmproj.json to ray:127.0.0.1/") for text in texts)
+
+
+def test_nodes_answer_lines_with_images(ray: TestCluster, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(PHOTO)
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"{n}?", "images": ["cat.png"]} for n in range(4)])
+    (tmp_path / "mmproj.json").write_text(json.dumps({"columns": 1, "lines": 1}))
+    flags = ("--backend", "scripted", "--mmproj", tmp_path / "mmproj.json", "--image-dir", tmp_path)
+    done = batch(source, "-m", "any", *flags, "-o", tmp_path / "out.jsonl", "--workers", f"ray:{ray.address}")
+    assert done.returncode == 0, done.stderr.decode()
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    texts = [answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers]
+    assert texts == [f"You said: [1 row of #ff0000]{n}?" for n in range(4)]
 
 
 def test_a_node_without_a_token_says_so(ray: TestCluster, tmp_path: Path) -> None:
