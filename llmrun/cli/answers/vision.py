@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.base import OpenOptions
     from llmrun.hub.resolve.model_file import ResolvedModel
-    from llmrun.model.vision.layout import Projector
+    from llmrun.model.vision.projector import ProjectorFile
     from llmrun.options.settings import Settings
 
 
@@ -40,7 +40,7 @@ def with_projector(
     return options
 
 
-def projector_of(model: Path, settings: Settings) -> Projector | None:
+def projector_of(model: Path, settings: Settings) -> ProjectorFile | None:
     """Read the header of a model's projector. Returns None if there is no projector, or if the header is not valid."""
     from llmrun.hub.local.projectors import projector_for
     from llmrun.model.vision.projector import read_projector

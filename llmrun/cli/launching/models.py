@@ -165,15 +165,18 @@ def context_for(settings: Settings, least: int, path: Path | None) -> int:
         return least
     from llmrun.backends.fitting import Resources, fit_of
     from llmrun.backends.sizing import LARGEST_DEFAULT, MemoryNeeds
+    from llmrun.cli.answers.vision import projector_of
     from llmrun.formats.gguf.reader import open_gguf
 
     resources = Resources.of_this_machine(threads=settings.threads)
+    projector = None if settings.mmproj is None else projector_of(path, settings)
+    vision = 0 if projector is None else projector.memory_bytes
     with open_gguf(path) as file:
-        fit = fit_of(file, resources, context=least, kv_type=settings.kv_type)
+        fit = fit_of(file, resources, context=least, kv_type=settings.kv_type, vision=vision)
     most = max(least, min(fit.trained_context or LARGEST_DEFAULT, LARGEST_DEFAULT))
     if fit.memory is None or fit.gpu_layers:
         return most
-    needs = MemoryNeeds(fit.footprint, fit.memory - fit.footprint.programs)
+    needs = MemoryNeeds(fit.footprint, fit.memory - fit.footprint.programs - fit.vision)
     if not needs.fits(least):
         raise DoesNotFit(
             f"not enough memory for {least:,} tokens of context: {format_bytes(fit.needed)} needed, "

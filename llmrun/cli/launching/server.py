@@ -59,7 +59,7 @@ class Wanted:
         flags += ["--drain", str(_DRAIN_S)]
         given = {"--kv-type": self.settings.kv_type, "--threads": self.settings.threads}
         given["--backend"] = None if self.settings.backend == "auto" else self.settings.backend
-        # Only llama.cpp reads images, and the estimates for agents are for the CPU engine.
+        # A projector takes memory that the long contexts of agents need.
         flags += ["--no-mmproj"] if self.settings.mmproj in (None, MMPROJ_OFF) else ["--mmproj", self.settings.mmproj]
         for flag, value in given.items():
             flags += [] if value is None else [flag, str(value)]

@@ -350,7 +350,7 @@ def test_agents_are_listed_without_an_environment() -> None:
 
 
 def test_agents_get_images_only_on_request() -> None:
-    """llama.cpp would read the images, and the estimates before the start are for the CPU engine."""
+    """A projector takes memory that the long contexts of agents need."""
 
     def flags(mmproj: str | None) -> list[str]:
         return Wanted(Settings(mmproj=mmproj), "m", 4096, saves=False).arguments(4096)

@@ -15,8 +15,10 @@ from llmrun.cli.launching.models import chosen_model, context_for, find_model, l
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub import recommendation
 from llmrun.hub.catalog import load_catalog
+from llmrun.model.vision.projector import read_projector
 from llmrun.options.settings import Settings
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 TOOLS = "{% for tool in tools %}{{ tool }}{% endfor %}"
 CLAUDE = AGENTS["claude"]
@@ -89,6 +91,19 @@ def test_contexts_grow_with_the_memory(memory: list[int], tmp_path: Path) -> Non
     memory[0] = alone
     with pytest.raises(DoesNotFit, match="not enough memory for 8,192 tokens of context"):
         context_for(Settings(), 8192, path)
+
+
+def test_projectors_leave_less_room_for_the_context(memory: list[int], tmp_path: Path) -> None:
+    path, mmproj = tiny_text_model(tmp_path, "gemma3"), tiny_projector(tmp_path, "gemma3")
+    with open_gguf(path) as file:
+        needed = fit_of(file, Resources(None), context=1024).footprint
+    memory[0] = needed.programs + needed.pinned + needed.cache.of(1024)
+    assert context_for(Settings(), 1024, path) == 1024
+    seeing = Settings(mmproj=str(mmproj))
+    with pytest.raises(DoesNotFit):
+        context_for(seeing, 1024, path)
+    memory[0] += read_projector(mmproj).memory_bytes
+    assert context_for(seeing, 1024, path) == 1024
 
 
 def test_agents_get_what_they_need(memory: list[int], tmp_path: Path) -> None:
