@@ -43,6 +43,12 @@ def test_images_come_before_the_prompt_in_their_order(files: Path) -> None:
 
 
 @pytest.mark.push
+def test_verbose_runs_name_the_projector(files: Path) -> None:
+    """The file is often chosen by llmrun, for example among several precisions."""
+    assert f"projector  {files / 'any.gguf'}\n" in seen(files, "-v", "--image", "cat.png", "what?")[1]
+
+
+@pytest.mark.push
 def test_an_image_can_come_from_a_pipe(files: Path) -> None:
     assert seen(files, "--image", "-", "what?", stdin=RED_PNG)[0] == "You said: [2 rows of #ff0000]what?"
     assert "error: --image -: the image file is empty" in seen(files, "--image", "-", "x", code=2)[1]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError
+from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,7 @@ def with_projector(
     )
     if not mmproj:
         return options
+    out.detail(f"projector  {mmproj}")
     options = replace(options, mmproj=mmproj, image_min_tokens=least, image_max_tokens=most)
     check_options(options)
     return options
