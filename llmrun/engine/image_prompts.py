@@ -24,7 +24,7 @@ from llmrun.model.tokenizers.vocabulary import MARK
 from llmrun.model.vision.layout import Words
 
 if TYPE_CHECKING:
-    from llmrun.engine.requests import ChatPrompt, TextPrompt
+    from llmrun.engine.requests import ChatPrompt, TextPrompt, TokenPrompt
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
     from llmrun.model.vision.layout import Projector
 
@@ -137,10 +137,18 @@ def raw_tokens(prompt: TextPrompt, projector: Projector, tokenizer: Tokenizer) -
             f"{counted(len(prompt.images), 'image')} for a raw prompt with {counted(len(texts) - 1, 'marker')}",
             hint=f"write {IMAGE_MARKER} once for each image, where the image belongs",
         )
-    images = [
-        PromptImage.of(f"image {number}", data, "auto", projector) for number, data in enumerate(prompt.images, start=1)
-    ]
-    return _encoded([text.replace(MARK, 2 * MARK) for text in texts], images, projector, tokenizer)
+    texts = [text.replace(MARK, 2 * MARK) for text in texts]
+    return _encoded(texts, _without_detail(prompt.images, projector), projector, tokenizer)
+
+
+def images_in_tokens(prompt: TokenPrompt, projector: Projector) -> PromptImages:
+    """Find the images of a prompt of tokens. Raises UsageError if the images do not fit the tokens."""
+    check_count(len(prompt.images))
+    return PromptImages(prompt.tokens, _without_detail(prompt.images, projector), projector)
+
+
+def _without_detail(files: Sequence[bytes], projector: Projector) -> list[PromptImage]:
+    return [PromptImage.of(f"image {number}", data, "auto", projector) for number, data in enumerate(files, start=1)]
 
 
 def _encoded(

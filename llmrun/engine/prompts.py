@@ -303,6 +303,11 @@ class PromptReader:
         prompt, encode = request.prompt, self._tokenizer.encode_rendered
         tokens: list[int]
         images: PromptImages | None
+        if isinstance(prompt, TokenPrompt) and prompt.images:
+            from llmrun.engine.image_prompts import images_in_tokens
+
+            images = images_in_tokens(prompt, self._projector)
+            return replace(self._text_prompt(request, list(prompt.tokens)), images=images)
         if isinstance(prompt, TokenPrompt):
             return self._text_prompt(request, list(prompt.tokens))
         if isinstance(prompt, TextPrompt) and prompt.images:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field, structs
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
+from llmrun.base.types import IMAGE_ROW, FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
@@ -91,9 +91,13 @@ class TextPrompt(Portable, frozen=True):
 
 
 class TokenPrompt(Portable, frozen=True):
-    """A prompt of token ids, to which nothing is added, not even a BOS."""
+    """A prompt of token ids, to which nothing is added, not even a BOS.
+
+    images  the files of images, for each row of which the prompt has the id IMAGE_ROW
+    """
 
     tokens: Sequence[int]
+    images: tuple[bytes, ...] = ()
 
 
 class MixedPrompt(Portable, frozen=True):
@@ -134,7 +138,9 @@ def without_files(prompt: Prompt) -> Prompt:
     """Return a prompt without the files of its images."""
     if isinstance(prompt, ChatPrompt) and prompt.images:
         return structs.replace(prompt, images={})
-    return structs.replace(prompt, images=()) if isinstance(prompt, TextPrompt) and prompt.images else prompt
+    if isinstance(prompt, TextPrompt | TokenPrompt) and prompt.images:
+        return structs.replace(prompt, images=())
+    return prompt
 
 
 class Request(Portable, frozen=True):
@@ -395,7 +401,8 @@ def check_request(request: Request, vocabulary_size: int) -> None:
     if request.think_budget is not None and request.think_budget < 0:
         raise UsageError(f"parameter out of range: think_budget: {request.think_budget} is less than 0")
     if isinstance(request.prompt, TokenPrompt):
-        _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
+        rows = {IMAGE_ROW} if request.prompt.images else set()
+        _check_tokens("prompt", (token for token in request.prompt.tokens if token not in rows), vocabulary_size)
     if isinstance(request.prompt, MixedPrompt):
         for part in request.prompt.parts:
             _check_tokens("prompt", () if isinstance(part, str) else part, vocabulary_size)

@@ -5,34 +5,46 @@ Recordings are read strictly, because a recording may be damaged or hostile.
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from msgspec import structs
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
-from llmrun.base.types import FinishReason
+from llmrun.base.types import IMAGE_ROW, FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.strict_json import parse_unique
-from llmrun.engine.requests import ChatPrompt, RecordedChat, Request, TokenPrompt
+from llmrun.engine.requests import (
+    IMAGE,
+    ChatPrompt,
+    Prompt,
+    RecordedChat,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+    image_parts,
+)
+from llmrun.formats.images.header import MOST_BYTES, MOST_IMAGES
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
-from llmrun.serving.protocol.declarations import Expected, Limits, Matching, read, wrong
+from llmrun.serving.protocol.declarations import Expected, Limits, Matching, Tagged, read, wrong
 from llmrun.serving.protocol.errors import InvalidField
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "llmrun-run"
-VERSION: Final = 1  # the version of the file format
+VERSION: Final = 2  # the version of the file format; recordings without images have version 1
 TOKENS_A_DIGEST: Final = 32
+MOST_IMAGE_BYTES: Final = 32 << 20  # of the files of all images of a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,29 @@ class RecordedAdapter:
     path: str
     sha256: str
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProjector(ModelFile):
+    """The projector that read the images of a run. `path` is absolute. The limits are those of the settings."""
+
+    path: str
+    image_min_tokens: int | None
+    image_max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedImage:
+    """An image of a recorded prompt. All fields are digests in hexadecimal.
+
+    sha256  of the file
+    pixels  of the decoded and scaled tiles
+    rows    of the embeddings
+    """
+
+    sha256: str
+    pixels: str
+    rows: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +130,8 @@ class Recording:
     ops            names and digests of all ops in a step with the first tokens of the prompt (`op_tokens`)
     machine        facts about the machine, for information only
     adapters       the LoRA adapters
+    projector      the projector, or None for a run without images
+    images         the images in the order of the prompt, whose files are part of the request
     """
 
     numerics: int
@@ -108,10 +145,12 @@ class Recording:
     ops: tuple[tuple[str, str], ...]
     machine: Mapping[str, str]
     adapters: tuple[RecordedAdapter, ...] = ()
+    projector: RecordedProjector | None = None
+    images: tuple[RecordedImage, ...] = ()
 
     @property
     def op_tokens(self) -> tuple[int, ...]:
-        """The first tokens of the prompt, which are the input of the step for `ops`."""
+        """The first tokens of the prompt without its images, which are the input of the step for `ops`."""
         return first_tokens(self.prompt_tokens)
 
     def as_json(self) -> dict[str, Any]:
@@ -123,7 +162,7 @@ class Recording:
         wanted = request.response_format
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if self.images else 1,
             "numerics": self.numerics,
             "llmrun": self.llmrun,
             "model": self.model,
@@ -148,19 +187,44 @@ class Recording:
             "logits": {str(index): digest for index, digest in self.output.logits.items()},
             "ops": [[*op] for op in self.ops],
             "machine": dict(self.machine),
+            **self._images_as_json(),
+        }
+
+    def _images_as_json(self) -> dict[str, Any]:
+        if self.projector is None:
+            return {}
+        files = {image.sha256: image.data for image in images_of(self.request.prompt)}
+        return {
+            "projector": asdict(self.projector),
+            "images": [asdict(image) for image in self.images],
+            "image_files": {key: binascii.b2a_base64(data, newline=False).decode() for key, data in files.items()},
         }
 
 
-def prompt_of(chat: Mapping[str, Any] | None, tokens: Sequence[int]) -> RecordedChat | TokenPrompt:
-    """Return the prompt of a recorded request. `chat` has messages and template_kwargs, or is None for raw text."""
-    if chat is None:
-        return TokenPrompt(tokens)
-    return RecordedChat(chat["messages"], template_kwargs=chat["template_kwargs"], tokens=tokens)
+class SentImage(NamedTuple):
+    """An image of a request: the SHA-256 of its file, the file, and the detail."""
+
+    sha256: str
+    data: bytes
+    detail: str
+
+
+def images_of(prompt: Prompt) -> list[SentImage]:
+    """Return the images in the order of the prompt."""
+    if isinstance(prompt, ChatPrompt):
+        parts = image_parts(prompt.messages)
+        return [SentImage(part[IMAGE], prompt.images[part[IMAGE]], part.get("detail", "auto")) for part in parts]
+    if isinstance(prompt, TextPrompt | TokenPrompt):
+        return [SentImage(hashlib.sha256(data).hexdigest(), data, "auto") for data in prompt.images]
+    return []
 
 
 def first_tokens(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens of the step with digested ops: up to 8 tokens, so that the kernels for a few rows run."""
-    return tuple(prompt[:8])
+    """Return the tokens of the step with digested ops: up to 8 tokens, so that the kernels for a few rows run.
+
+    Rows of images are left out, because they depend on the encoder.
+    """
+    return tuple(token for token in prompt if token != IMAGE_ROW)[:8] or (0,)
 
 
 def token_digests(tokens: Sequence[int]) -> Iterator[str]:
@@ -171,18 +235,20 @@ def token_digests(tokens: Sequence[int]) -> Iterator[str]:
         yield hashed.hexdigest()[:16]
 
 
-_MOST_BYTES: Final = 32 << 20  # A recording of a million tokens is 16 MB in size.
+_MOST_BYTES: Final = 32 << 20  # without images; a recording of a million tokens is 16 MB in size
+_MOST_ENCODED: Final = MOST_IMAGE_BYTES // 3 * 4 + 4 * MOST_IMAGES  # characters of all images in base64
 _MOST_TOKEN: Final = 1 << 24
 _MOST_LOGITS: Final = 64
 _MOST_BIAS: Final = 1e30
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
+_ENCODED: Final = re.compile(rb'"[A-Za-z0-9+/]{80,}={0,2}"')
 
 
 def read_recording(path: Path) -> Recording:
     """Read a file written by `llmrun generate --record`. Raises UsageError if the file is not a readable recording."""
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MOST_BYTES + _MOST_ENCODED + 1)
     except OSError as error:
         raise UsageError(f"recording cannot be read: {path}: {error.strerror or error}") from error
     try:
@@ -194,7 +260,12 @@ def read_recording(path: Path) -> Recording:
 def parse_recording(data: bytes) -> Recording:
     """Parse the contents of a recording. Raises UsageError with a short message."""
     if len(data) > _MOST_BYTES:
-        raise UsageError(f"larger than {format_bytes(_MOST_BYTES)}")
+        # Parsing other values takes many times the memory of a text.
+        encoded = sum(len(found[0]) for found in _ENCODED.finditer(data))
+        if len(data) - encoded > _MOST_BYTES:
+            raise UsageError(f"larger than {format_bytes(_MOST_BYTES)}, not counting images")
+        if encoded > _MOST_ENCODED:
+            raise UsageError(f"the images are larger than {format_bytes(MOST_IMAGE_BYTES)}")
     try:
         body = parse_unique(data.decode())
         if type(body) is not dict:
@@ -216,6 +287,7 @@ def parse_recording(data: bytes) -> Recording:
 _Sha256 = Annotated[str, Matching("[0-9a-f]{64}", "64 hexadecimal digits")]
 _Digest = Annotated[str, Matching("[0-9a-f]{16}", "a digest of 16 hexadecimal digits")]
 _TokenId = Annotated[int, Limits(0, _MOST_TOKEN - 1), Expected(f"a token id from 0 to {_MOST_TOKEN - 1}")]
+_PromptToken = Annotated[int, Limits(IMAGE_ROW, _MOST_TOKEN - 1), Expected(f"a token id from 0 to {_MOST_TOKEN - 1}")]
 _AtLeastOne = Annotated[int, Limits(1)]
 
 
@@ -229,9 +301,35 @@ class _Adapter(_File):
     scale: Annotated[float, Expected("a number")]
 
 
+class _Projector(_File):
+    path: str
+    image_min_tokens: NotRequired[_AtLeastOne]
+    image_max_tokens: NotRequired[_AtLeastOne]
+
+
+class _Image(TypedDict):
+    sha256: _Sha256
+    pixels: _Sha256
+    rows: _Sha256
+
+
+class _TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class _ImagePart(TypedDict):
+    type: Literal["image"]
+    image: _Sha256
+    detail: NotRequired[Literal["auto", "low", "high"]]
+
+
+_Part = Annotated[_TextPart | _ImagePart, Tagged("type")]
+
+
 class _ChatMessage(TypedDict):
     role: str
-    content: str
+    content: str | list[_Part]
 
 
 class _Chat(TypedDict):
@@ -261,7 +359,7 @@ class _RecordedRun(TypedDict):
     thinking_tags: NotRequired[list[str]]
     adapters: NotRequired[list[_Adapter]]
     chat: NotRequired[_Chat]
-    prompt_tokens: Annotated[list[_TokenId], Limits(1, noun="token")]
+    prompt_tokens: Annotated[list[_PromptToken], Limits(1, noun="token")]
     max_tokens: NotRequired[_AtLeastOne]
     stop: list[Annotated[str, Limits(1)]]
     think: NotRequired[bool]
@@ -276,15 +374,21 @@ class _RecordedRun(TypedDict):
     logits: dict[str, _Digest]
     ops: list[list[str]]
     machine: NotRequired[dict[str, str]]
+    projector: NotRequired[_Projector]
+    images: NotRequired[Annotated[list[_Image], Limits(1, MOST_IMAGES, "image")]]
+    image_files: NotRequired[dict[str, str]]
 
 
 def _recording(body: dict[str, Any]) -> Recording:
-    if body.get("format") == FORMAT and body.get("version") != VERSION and type(body.get("version")) is int:
-        words = f"the format has version {body['version']}, but this llmrun reads version {VERSION}"
+    version = body.get("version")
+    if body.get("format") == FORMAT and type(version) is int and version > VERSION:
+        words = f"the format has version {version}, but this llmrun reads versions up to {VERSION}"
         raise UsageError(words, hint="update llmrun")
     given, unknown = read(_RecordedRun, body)
     if unknown:
         raise InvalidField(unknown[0], "this field is unknown")
+    if (given["version"] == VERSION) is not ("images" in given):
+        raise InvalidField("images", f"recordings of version {VERSION} have images, and others have none")
     tokens = tuple(given["tokens"])
     if given["token_digests"] != [*token_digests(tokens)]:
         raise InvalidField("token_digests", "the digests do not match the tokens, so the file is damaged or was edited")
@@ -300,7 +404,39 @@ def _recording(body: dict[str, Any]) -> Recording:
         ops=_ops(given),
         machine=given.get("machine", {}),
         adapters=tuple(RecordedAdapter(**adapter) for adapter in given.get("adapters", ())),
+        projector=_projector(given),
+        images=tuple(RecordedImage(**image) for image in given.get("images", ())),
     )
+
+
+def _projector(given: _RecordedRun) -> RecordedProjector | None:
+    if ("projector" in given) is not ("images" in given):
+        raise InvalidField("projector", "a recording has a projector if it has images")
+    if (found := given.get("projector")) is None:
+        return None
+    limits = found.get("image_min_tokens"), found.get("image_max_tokens")
+    return RecordedProjector(found["name"], found["sha256"], found["path"], *limits)
+
+
+def _image_files(given: _RecordedRun) -> dict[str, bytes]:
+    """Return the files of the images by their SHA-256. All of them belong to images of the prompt, and vice versa."""
+    files, left = {}, MOST_IMAGE_BYTES
+    wanted = {image["sha256"] for image in given.get("images", ())}
+    found = given.get("image_files", {})
+    if wanted != found.keys():
+        raise InvalidField("image_files", "the files are not those of the images")
+    for key, text in found.items():
+        place = f"image_files.{key}"
+        try:
+            files[key] = binascii.a2b_base64(text, strict_mode=True)
+        except ValueError:
+            raise InvalidField(place, "expected base64") from None
+        left -= len(files[key])
+        if len(files[key]) > MOST_BYTES or left < 0:
+            raise InvalidField(place, "the file is too large")
+        if hashlib.sha256(files[key]).hexdigest() != key:
+            raise InvalidField(place, "the file has another SHA-256, so it is damaged or was edited")
+    return files
 
 
 def _opening(given: _RecordedRun) -> Opening:
@@ -318,10 +454,9 @@ def _opening(given: _RecordedRun) -> Opening:
 
 
 def _request(given: _RecordedRun) -> Request:
-    chat, wanted = given.get("chat"), given.get("response_format")
-    recorded = None if chat is None else {"template_kwargs": {}, **chat}
+    wanted = given.get("response_format")
     return Request(
-        prompt_of(recorded, tuple(given["prompt_tokens"])),
+        _prompt(given),
         max_tokens=given.get("max_tokens"),
         stop=tuple(given["stop"]),
         sampling=_sampling(given),
@@ -329,6 +464,18 @@ def _request(given: _RecordedRun) -> Request:
         think_budget=given.get("think_budget"),
         response_format=None if wanted is None else _format(wanted),
     )
+
+
+def _prompt(given: _RecordedRun) -> RecordedChat | TokenPrompt:
+    tokens, files = tuple(given["prompt_tokens"]), _image_files(given)
+    if not files and IMAGE_ROW in tokens:
+        raise wrong(f"prompt_tokens[{tokens.index(IMAGE_ROW)}]", "a token id", IMAGE_ROW)
+    keys = [image["sha256"] for image in given.get("images", ())]
+    if (chat := given.get("chat")) is None:
+        return TokenPrompt(tokens, tuple(files[key] for key in keys))
+    if [part[IMAGE] for part in image_parts(chat["messages"])] != keys:
+        raise InvalidField("images", "the messages have other images")
+    return RecordedChat(chat["messages"], template_kwargs=chat.get("template_kwargs", {}), images=files, tokens=tokens)
 
 
 def _sampling(given: _RecordedRun) -> SamplingParams:

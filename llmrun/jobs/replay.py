@@ -1,6 +1,6 @@
 """Records a run, and repeats a recorded run to compare every token, the recorded logits and the ops of one step.
 
-A run is recorded by a backend that passes every call on to the CPU engine and stores digests of the logits.
+A run is recorded by a backend that passes every call on to the CPU engine and stores digests of the logits and images.
 """
 
 from __future__ import annotations
@@ -10,56 +10,123 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import structs
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_BINARY, O_NOFOLLOW
 from llmrun.base.machine.processor import processor_name
 from llmrun.base.machine.system import installed_version
-from llmrun.base.types import LOGITS
-from llmrun.engine.requests import Failed, Finished, Request, TextDelta, TokenPrompt
+from llmrun.base.types import IMAGE_ROW, LOGITS
+from llmrun.engine.requests import Failed, Finished, RecordedChat, Request, TextDelta, TokenPrompt
 from llmrun.formats.layouts.records import NUMERICS
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.local.safe_writes import digest, put_in_place, writing
 from llmrun.hub.names import shards_of
 from llmrun.hub.upkeep.model_copies import file_digests
-from llmrun.jobs.recording import ModelFile, Opening, Output, RecordedAdapter, Recording, first_tokens
+from llmrun.jobs.recording import (
+    ModelFile,
+    Opening,
+    Output,
+    RecordedAdapter,
+    RecordedImage,
+    RecordedProjector,
+    Recording,
+    first_tokens,
+    images_of,
+)
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import Backend, DraftHead, KVCache, Vision
+    from numpy.typing import NDArray
+
+    from llmrun.backends.base import Backend, DraftHead, Encoding, KVCache, Vision
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.base.types import Adapter, Batch, ModelInfo, Outputs
     from llmrun.engine.engine import Engine
     from llmrun.hub.progress_reporter import Reporter
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+    from llmrun.model.vision.layout import ImageLayout, Projector
 
 _DIGITS = 16  # hexadecimal digits of a digest
 
 
+class _WatchedEncoding:
+    """A wrapper around an encoding, which records the digests of the rows and of the tiles in `encoded`."""
+
+    def __init__(self, encoding: Encoding, pixels: str, encoded: dict[str, str]) -> None:
+        self._encoding, self._pixels, self._encoded = encoding, pixels, encoded
+
+    def advance(self, seconds: float) -> NDArray[np.float32] | None:
+        rows = self._encoding.advance(seconds)
+        if rows is not None:
+            self._encoded[_digest_of_rows(map(_digest_of_row, rows))] = self._pixels
+        return rows
+
+    def cancel(self) -> None:
+        self._encoding.cancel()
+
+
+class WatchedVision:
+    """A wrapper around the encoder of images.
+
+    encoded  maps the digest of an image's rows to the digest of its tiles
+    """
+
+    def __init__(self, vision: Vision) -> None:
+        self._vision = vision
+        self.encoded: dict[str, str] = {}
+
+    @property
+    def projector(self) -> Projector:
+        return self._vision.projector
+
+    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> Encoding:
+        hashed = hashlib.sha256()
+        for tile in tiles:
+            hashed.update(np.array(tile.shape, "<i4").tobytes())
+            hashed.update(np.ascontiguousarray(tile).data)
+        return _WatchedEncoding(self._vision.begin(tiles, layout), hashed.hexdigest(), self.encoded)
+
+
+def _digest_of_row(row: NDArray[np.float32]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(row, "<f4").data).digest()
+
+
+def _digest_of_rows(rows: Iterable[bytes]) -> str:
+    """Return the digest of an image's rows, given the digest of each row."""
+    return hashlib.sha256(b"".join(rows)).hexdigest()
+
+
 class WatchedBackend:
-    """A wrapper around the CPU engine's backend, which records tokens and digests of logits.
+    """A wrapper around the CPU engine's backend, which records tokens and digests of logits and images.
 
     Hashing the logits of a step takes 0.1 ms for 49,152 tokens.
 
+    vision  the encoder of images, or None
     tokens  the most recent token that was run at each position
+    rows    the digest of the most recent image row that was run at each position
     logits  the digests of all logits computed at each position, oldest first, including the rows of rejected drafts
     """
 
     def __init__(self, backend: CpuBackend) -> None:
         self._backend = backend
+        self.vision = None if backend.vision is None else WatchedVision(backend.vision)
         self.clear()
 
     def clear(self) -> None:
         """Forget all tokens and digests."""
         self.tokens: dict[int, int] = {}
+        self.rows: dict[int, bytes] = {}
         self.logits: dict[int, list[str]] = {}
+        if self.vision is not None:
+            self.vision.encoded.clear()
 
     def op_digests(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
         """Return digests of all ops in a step, as `CpuBackend.op_digests` does."""
@@ -74,10 +141,6 @@ class WatchedBackend:
         return self._backend.draft_head
 
     @property
-    def vision(self) -> Vision | None:
-        return self._backend.vision
-
-    @property
     def tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer
 
@@ -88,6 +151,9 @@ class WatchedBackend:
     def forward(self, batch: Batch) -> Outputs:
         outputs = self._backend.forward(batch)
         self.tokens.update(zip(batch.pos.tolist(), batch.tokens.tolist(), strict=True))
+        if batch.embeds is not None:
+            images = batch.pos[batch.tokens == IMAGE_ROW].tolist()
+            self.rows.update(zip(images, map(_digest_of_row, batch.embeds), strict=True))
         for position, row in zip(batch.pos[batch.want & LOGITS != 0].tolist(), outputs.logits, strict=True):
             digest = hashlib.sha256(np.ascontiguousarray(row, "<f4").tobytes()).hexdigest()[:_DIGITS]
             self.logits.setdefault(position, []).append(digest)
@@ -120,6 +186,8 @@ class Watcher:
 
 _LOGITS: Final = 4  # the number of rows of logits to digest
 _LIBRARIES: Final = ("numpy", "llvmlite", "numba", "llguidance")  # packages that are not installed are left out
+DECODER: Final = "pillow"
+ENCODER: Final = "llama-cpp-python"
 
 
 def record(
@@ -131,12 +199,15 @@ def record(
     *,
     model: str,
     opening: Opening,
+    image_limits: tuple[int | None, int | None] = (None, None),
     reporter: Reporter,
 ) -> Recording:
     """Return the recording of the engine's only request so far. The engine's cache is empty afterwards.
 
     Hashing the model's files takes a second for each GB or two, unless llmrun already knows the digests. Raises
-    LlmrunError if a file cannot be read.
+    LlmrunError if a file cannot be read, or if the prompt has not all images of the request.
+
+    image_limits  the settings for the fewest and the most tokens of an image
     """
     n_prompt = finished.timings.prompt_tokens
     prompt = tuple(watched.tokens[position] for position in range(n_prompt))
@@ -144,6 +215,11 @@ def record(
         index: watched.logits[n_prompt - 1 + index][-1]
         for index in _spread([index for index in range(len(tokens) + 1) if n_prompt - 1 + index in watched.logits])
     }
+    images = _recorded_images(watched, request, prompt)
+    projector = None
+    if images and watched.vision is not None:
+        projector = _recorded_projector(watched.vision.projector, image_limits, reporter)
+    libraries = (*_LIBRARIES, DECODER, ENCODER) if images else _LIBRARIES
     engine.forget()
     return Recording(
         numerics=NUMERICS,
@@ -159,9 +235,11 @@ def record(
             "device": engine.info.device,
             "processor": processor_name(),
             "system": f"{platform.system()} {platform.machine()}",
-            **{name: version for name in _LIBRARIES if (version := installed_version(name))},
+            **{name: version for name in libraries if (version := installed_version(name))},
         },
         adapters=tuple(_recorded(adapter, reporter) for adapter in engine.info.adapters),
+        projector=projector,
+        images=images,
     )
 
 
@@ -170,12 +248,47 @@ def _recorded(adapter: Adapter, reporter: Reporter) -> RecordedAdapter:
     return RecordedAdapter(adapter.name, str(path), adapter_digest(path, reporter), adapter.scale)
 
 
+def _recorded_images(watched: WatchedBackend, request: Request, prompt: Sequence[int]) -> tuple[RecordedImage, ...]:
+    """Return the digests of the request's images. Raises LlmrunError if they are not in the prompt."""
+    from llmrun.engine.image_rows import PromptImage  # most runs do not need this module
+
+    vision, found = watched.vision, []
+    places = iter([position for position, token in enumerate(prompt) if token == IMAGE_ROW])
+    for number, image in enumerate(images_of(request.prompt), start=1):
+        assert vision is not None, "the model has read images"
+        count = PromptImage.of(f"image {number}", image.data, image.detail, vision.projector).layout.rows
+        rows = _digest_of_rows(watched.rows[place] for place in islice(places, count))
+        if rows not in vision.encoded:
+            raise LlmrunError(f"image {number} is not in the prompt, so the run cannot be recorded")
+        found.append(RecordedImage(image.sha256, vision.encoded[rows], rows))
+    return tuple(found)
+
+
+def _recorded_projector(
+    projector: Projector, limits: tuple[int | None, int | None], reporter: Reporter
+) -> RecordedProjector:
+    from llmrun.model.vision.projector import ProjectorFile
+
+    assert isinstance(projector, ProjectorFile), "only llmrun's own engine can be recorded"
+    path = projector.path.absolute()
+    return RecordedProjector(path.name, projector_digest(path, reporter), str(path), *limits)
+
+
 def adapter_digest(path: Path, reporter: Reporter) -> str:
     """Return the sha256 of an adapter. Raises LlmrunError if the adapter cannot be read."""
+    return _file_digest("adapter", path, reporter)
+
+
+def projector_digest(path: Path, reporter: Reporter) -> str:
+    """Return the sha256 of a projector. Raises LlmrunError if the projector cannot be read."""
+    return _file_digest("projector", path, reporter)
+
+
+def _file_digest(kind: str, path: Path, reporter: Reporter) -> str:
     try:
         return known_digest(path) or digest(path, reporter, f"hashing {path.name}")
     except OSError as error:
-        raise LlmrunError(f"adapter: {path}: cannot be read: {error.strerror or error}") from error
+        raise LlmrunError(f"{kind}: {path}: cannot be read: {error.strerror or error}") from error
 
 
 def opening_of(engine: Engine, *, chat_template: str | None, thinking_tags: Sequence[str] | None, raw: bool) -> Opening:
@@ -252,10 +365,22 @@ class OtherOp:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherImage:
+    """An image that differs, by its index in the prompt.
+
+    pixels  True if its decoded pixels differ, or False if only the encoder's rows differ
+    """
+
+    index: int
+    pixels: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The result of a replay.
 
     n_tokens  the number of generated tokens
+    images    the images that differ, which explain all differences but those of `op`
     finish    the recorded and the new reason why the answer ended, if the reasons differ
     logits    the index of the first token with different logits, among the recorded logits, or None
     """
@@ -265,10 +390,11 @@ class Result:
     finish: tuple[str, str] | None
     logits: int | None
     op: OtherOp | None
+    images: tuple[OtherImage, ...] = ()
 
     @property
     def is_same(self) -> bool:
-        return all(other is None for other in (self.token, self.finish, self.logits, self.op))
+        return not self.images and all(other is None for other in (self.token, self.finish, self.logits, self.op))
 
     def as_json(self) -> dict[str, Any]:
         token, op = self.token, self.op
@@ -279,7 +405,11 @@ class Result:
             "first_other_logits": self.logits,
             "first_other_op": op and {"index": op.index, "count": op.count, "name": op.name},
             "finish": self.finish and {"expected": self.finish[0], "got": self.finish[1]},
+            "other_images": [{"index": each.index, "differs": _PARTS[not each.pixels]} for each in self.images],
         }
+
+
+_PARTS: Final = ("pixels", "rows")
 
 
 def check_numerics(recording: Recording) -> None:
@@ -314,6 +444,16 @@ def check_adapters(recording: Recording, digest_of: Callable[[Path], str]) -> No
             )
 
 
+def check_projector(recording: Recording, sha256: str) -> None:
+    """Raise Incomparable if the contents of the projector's file differ from the recorded file."""
+    expected = recording.projector
+    if expected is not None and expected.sha256 != sha256:
+        raise Incomparable(
+            f"another projector: it has sha256 {sha256[:16]}..., the recorded one {expected.sha256[:16]}...",
+            hint=f"name the recorded projector, {expected.name}, with --mmproj FILE",
+        )
+
+
 def check_template(recording: Recording, engine: Engine) -> None:
     """Raise Incomparable if the chat template differs from the recorded template."""
     expected = recording.opening.template
@@ -342,12 +482,14 @@ def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside
         None,
     )
     finish = str(finished.reason)
+    images = _other_images(watched, recording)  # before more prompts run
     return Result(
         n_tokens=len(tokens),
         token=other,
         finish=None if other is not None or finish == expected.finish else (expected.finish, finish),
         logits=_first_other_logits(engine, watched, recording, len(tokens) if other is None else other.index),
         op=_first_other_op(recording, ops),
+        images=images,
     )
 
 
@@ -377,16 +519,33 @@ def _first_other_logits(engine: Engine, watched: WatchedBackend, recording: Reco
     Rows of rejected drafts have the same positions, so any row at the position may have the expected digest. Logits
     that the run did not compute, because a token was forced or the prompt was cached, are computed in this function.
     """
-    prompt, tokens = recording.prompt_tokens, recording.output.tokens
     for index, expected in sorted(recording.output.logits.items()):
         if index > n_same:
             break
-        position = len(prompt) - 1 + index
+        position = len(recording.prompt_tokens) - 1 + index
         if position not in watched.logits:
-            _answer(engine, Request(TokenPrompt([*prompt, *tokens[:index]]), max_tokens=1), ())
+            _answer(engine, Request(_prompt_until(recording, index), max_tokens=1), ())
         if expected not in watched.logits[position]:
             return index
     return None
+
+
+def _prompt_until(recording: Recording, index: int) -> TokenPrompt | RecordedChat:
+    """Return the recorded prompt, followed by the tokens of the answer before an index."""
+    prompt, tokens = recording.request.prompt, [*recording.prompt_tokens, *recording.output.tokens[:index]]
+    if isinstance(prompt, TokenPrompt | RecordedChat) and prompt.images:
+        return structs.replace(prompt, tokens=tokens)
+    return TokenPrompt(tokens)
+
+
+def _other_images(watched: WatchedBackend, recording: Recording) -> tuple[OtherImage, ...]:
+    """Return the recorded images that were not decoded to the same pixels, or not encoded to the same rows."""
+    encoded = {} if watched.vision is None else watched.vision.encoded
+    return tuple(
+        OtherImage(index, pixels=image.pixels not in encoded.values())
+        for index, image in enumerate(recording.images)
+        if encoded.get(image.rows) != image.pixels
+    )
 
 
 def _first_other_op(recording: Recording, ops: Sequence[tuple[str, str]]) -> OtherOp | None:

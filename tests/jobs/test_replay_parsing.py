@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import binascii
+import hashlib
 import json
 import math
 import re
@@ -15,10 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
+from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import RecordedChat, Request, TokenPrompt
-from llmrun.jobs.recording import ModelFile, Opening, Output, Recording, parse_recording, read_recording, token_digests
+from llmrun.jobs import recording as recording_module
+from llmrun.jobs.recording import (
+    ModelFile,
+    Opening,
+    Output,
+    RecordedImage,
+    RecordedProjector,
+    Recording,
+    parse_recording,
+    read_recording,
+    token_digests,
+)
 from llmrun.options.sampling_params import SamplingParams
+from tests.support.engine.pictures import BLUE, plain, png
 from tests.support.tiers import examples
 
 MESSAGES = [{"role": "system", "content": "Be brief. 🙂"}, {"role": "user", "content": "Why?\n"}]
@@ -51,6 +66,33 @@ RAW = replace(
     request=Request(TokenPrompt((1, 2, 3)), sampling=SamplingParams()),
 )
 BODY = RECORDING.as_json()
+RED_PNG, BLUE_PNG = png(plain(40, 20)), png(plain(20, 20, BLUE))
+RED_KEY, BLUE_KEY = (hashlib.sha256(data).hexdigest() for data in (RED_PNG, BLUE_PNG))
+PARTS = [
+    {"type": "image", "image": RED_KEY, "detail": "low"},
+    {"type": "text", "text": "and"},
+    {"type": "image", "image": BLUE_KEY},
+    {"type": "image", "image": RED_KEY},
+]
+ROWS = (1, IMAGE_ROW, 2, IMAGE_ROW, IMAGE_ROW, 3)
+WITH_IMAGES = replace(
+    RECORDING,
+    prompt_tokens=ROWS,
+    request=Request(
+        RecordedChat([{"role": "user", "content": PARTS}], images={RED_KEY: RED_PNG, BLUE_KEY: BLUE_PNG}, tokens=ROWS)
+    ),
+    projector=RecordedProjector("mmproj.gguf", "1f" * 32, "/models/mmproj.gguf", None, 280),
+    images=(
+        RecordedImage(RED_KEY, "2f" * 32, "3f" * 32),
+        RecordedImage(BLUE_KEY, "4f" * 32, "5f" * 32),
+        RecordedImage(RED_KEY, "6f" * 32, "7f" * 32),
+    ),
+)
+RAW_IMAGE = replace(
+    WITH_IMAGES,
+    request=Request(TokenPrompt(ROWS, (RED_PNG, BLUE_PNG, RED_PNG))),
+)
+IMAGE_BODY = WITH_IMAGES.as_json()
 
 
 def encoded(body: Any) -> bytes:
@@ -66,9 +108,20 @@ def problem(data: bytes) -> str:
     return message
 
 
-@pytest.mark.parametrize("recording", [RECORDING, RAW])
+@pytest.mark.parametrize("recording", [RECORDING, RAW, WITH_IMAGES, RAW_IMAGE])
 def test_a_round_trip_changes_nothing(recording: Recording) -> None:
     assert parse_recording(encoded(recording.as_json())) == recording
+
+
+def test_a_recording_holds_each_image_once() -> None:
+    assert (IMAGE_BODY["version"], len(IMAGE_BODY["images"]), len(IMAGE_BODY["image_files"])) == (2, 3, 2)
+    assert BODY["version"] == 1  # older releases read recordings without images
+    assert not {"projector", "images", "image_files"} & BODY.keys()
+
+
+def test_the_ops_of_a_recording_run_no_rows_of_images() -> None:
+    assert WITH_IMAGES.op_tokens == (1, 2, 3)
+    assert replace(WITH_IMAGES, prompt_tokens=(IMAGE_ROW,)).op_tokens == (0,)
 
 
 def test_digests_of_tokens_cover_all_tokens() -> None:
@@ -79,7 +132,11 @@ def test_digests_of_tokens_cover_all_tokens() -> None:
 
 CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("format", lambda body: body.pop("format")),
-    ("version 2", lambda body: body.update(version=2)),
+    ("version 3", lambda body: body.update(version=3)),
+    ("images", lambda body: body.update(version=2)),
+    ("image_files", lambda body: body.update(image_files={"0f" * 32: ""})),
+    ("projector", lambda body: body.update(projector=IMAGE_BODY["projector"])),
+    ("images", lambda body: body["chat"]["messages"][0].update(content=PARTS)),
     ("numerics", lambda body: body.update(numerics=True)),
     ("files", lambda body: body.update(files=[])),
     ("files[0].sha256", lambda body: body["files"][0].update(sha256="0F" * 32)),
@@ -113,6 +170,52 @@ def test_the_field_with_a_problem_is_named(named: str, change: Callable[[dict[st
     body = json.loads(encoded(BODY))
     change(body)
     assert named in problem(encoded(body))
+
+
+def _larger(body: dict[str, Any]) -> None:
+    data = RED_PNG + bytes(recording_module.MOST_BYTES)
+    body["image_files"][RED_KEY] = binascii.b2a_base64(data, newline=False).decode()
+
+
+IMAGE_CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("images", lambda body: body.update(version=1)),
+    ("images", lambda body: body.update(images=[])),
+    ("32", lambda body: body.update(images=33 * body["images"])),
+    ("images[1].pixels", lambda body: body["images"][1].update(pixels="5f")),
+    ("images", lambda body: body["images"].reverse() or body["images"].pop()),
+    ("projector", lambda body: body.pop("projector")),
+    ("projector.image_max_tokens", lambda body: body["projector"].update(image_max_tokens=0)),
+    ("image_files", lambda body: body["image_files"].pop(BLUE_KEY)),
+    ("image_files", lambda body: body["image_files"].update({"0f" * 32: ""})),
+    ("another SHA-256", lambda body: body["image_files"].update({RED_KEY: body["image_files"][BLUE_KEY]})),
+    ("expected base64", lambda body: body["image_files"].update({RED_KEY: body["image_files"][RED_KEY] + "\n"})),
+    ("expected base64", lambda body: body["image_files"].update({RED_KEY: "=" + body["image_files"][RED_KEY]})),
+    ("expected base64", lambda body: body["image_files"].update({RED_KEY: "é"})),
+    ("too large", _larger),
+    ("chat.messages[0].content[0].image", lambda body: body["chat"]["messages"][0]["content"][0].update(image="../x")),
+    ("chat.messages[0].content[0].detail", lambda body: body["chat"]["messages"][0]["content"][0].update(detail="x")),
+    ("chat.messages[0].content[1].type", lambda body: body["chat"]["messages"][0]["content"][1].update(type="file")),
+    ("the messages have other images", lambda body: body["chat"]["messages"][0]["content"].pop()),
+    ("prompt_tokens[1]", lambda body: body.update(prompt_tokens=[1, -2])),
+]
+
+
+@pytest.mark.parametrize(("named", "change"), IMAGE_CHANGES, ids=[name for name, _ in IMAGE_CHANGES])
+def test_a_problem_with_images_is_named(named: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    body = json.loads(encoded(IMAGE_BODY))
+    change(body)
+    assert named in problem(encoded(body))
+
+
+def test_only_images_may_make_a_recording_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other values would take many times the memory of their text."""
+    data = encoded(IMAGE_BODY)
+    images = sum(map(len, IMAGE_BODY["image_files"].values()))
+    monkeypatch.setattr(recording_module, "_MOST_BYTES", len(data) - images)
+    assert parse_recording(data) == WITH_IMAGES
+    assert "larger than" in problem(data[:-1] + 100 * b" " + data[-1:])
+    monkeypatch.setattr(recording_module, "_MOST_ENCODED", images)
+    assert "the images are larger than" in problem(data)
 
 
 def test_other_files_are_refused() -> None:

@@ -49,6 +49,7 @@ class Recorder:
                 done.finished,
                 model=lasting_model(self._settings),
                 opening=opening_of(engine, chat_template=template, thinking_tags=tags, raw=self._raw),
+                image_limits=(self._settings.image_min_tokens, self._settings.image_max_tokens),
                 reporter=HubReporter(),
             )
             out.clear_progress()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,7 @@ from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
+    from llmrun.cli.arguments.images import GivenImage
     from llmrun.options.settings import Settings
 
 _samples_option = under("Several samples")
@@ -119,22 +121,16 @@ def check_prompt_cache(path: Path, model: str) -> None:
 CPU = "cpu"
 
 
-def check_recordable(path: Path, settings: Settings, *, several: bool, cached: bool, images: bool) -> None:
+def check_recordable(path: Path, settings: Settings, *, several: bool, cached: bool) -> None:
     """Raise UsageError if the run cannot be recorded, before a model is opened.
 
     several  whether the command generates more than one answer
-    images   whether the prompt has images, which the CPU engine does not read
     cached   whether the command may load a part of the prompt from a cache, which a recording cannot contain
     """
     if several:
         raise UsageError("--record: cannot be combined with --samples", hint="record one answer, with its --seed")
     if cached:
         raise UsageError("--record: cannot be combined with --prompt-cache", hint="leave out --prompt-cache")
-    if images:
-        raise UsageError(
-            "--record: cannot be combined with --image: only the CPU engine can repeat a run bit for bit, "
-            "and it cannot read images yet"
-        )
     if is_endpoint(settings.model):
         raise UsageError("--record: only models on this machine can be recorded, not models on a server")
     if settings.backend not in (AUTO, CPU):
@@ -147,6 +143,17 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
     from llmrun.jobs.recording import FORMAT
 
     _check_contents("--record", path, f'{{"format": "{FORMAT}"'.encode(), "name a new file, or a recording")
+
+
+def check_recordable_images(images: Sequence[GivenImage]) -> None:
+    """Raise UsageError if the files of the images are too large for a recording."""
+    from llmrun.base.amounts import format_bytes
+    from llmrun.jobs.recording import MOST_IMAGE_BYTES
+
+    size = sum(len(data) for data in {image.sha256: image.data for image in images}.values())
+    if size > MOST_IMAGE_BYTES:
+        limit = format_bytes(MOST_IMAGE_BYTES)
+        raise UsageError(f"--record: a recording may have {limit} of images, not {format_bytes(size)}")
 
 
 def _check_contents(flag: str, path: Path, beginning: bytes, hint: str) -> None:

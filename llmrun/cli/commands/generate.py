@@ -34,6 +34,7 @@ from llmrun.cli.arguments.generating import (
     SuffixFile,
     check_prompt_cache,
     check_recordable,
+    check_recordable_images,
     parse_samples,
     read_suffix,
 )
@@ -111,7 +112,7 @@ def command(
         check_prompt_cache(prompt_cache, settings.model)
     if record is not None:
         cached, several = prompt_cache is not None, samples is not None
-        check_recordable(record, settings, several=several, cached=cached, images=bool(image))
+        check_recordable(record, settings, several=several, cached=cached)
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.fixed_seed)
     bias = parse_logit_bias(logit_bias or ())
     response_format = flags.response_format()
@@ -131,6 +132,8 @@ def command(
     )
     text, system = prompts.filled(asked)
     images = _images(image or (), text, raw=raw, fills=after is not None, no_stdin=no_stdin)
+    if record is not None:
+        check_recordable_images(images)
     if not images:
         _check_for_paths([*(prompt or ()), prompt_option or ""])
     messages = chat_messages(text, system, [each.sha256 for each in images])

@@ -26,7 +26,7 @@ from llmrun.options.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
     from llmrun.jobs.recording import Recording
-    from llmrun.jobs.replay import Result, Watcher
+    from llmrun.jobs.replay import OtherImage, Result, Watcher
     from llmrun.options.settings import Settings
 
 LISTING = {"heading": "Measure", "place": 122}
@@ -45,6 +45,7 @@ def command(
     same: options.SameAsModelHere = None,
     threads: options.Threads = None,
     speculate: options.Speculate = None,
+    mmproj: options.Mmproj = None,
     offline: options.Offline = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
@@ -62,6 +63,13 @@ def command(
     check_numerics(recording)
     opening, watcher = recording.opening, Watcher()
     settings = replace(settings, model=model or recording.model, kv_type=opening.kv_type, ctx_size=opening.context_size)
+    if (projector := recording.projector) is not None:
+        settings = replace(
+            settings,
+            mmproj=mmproj or (projector.path if Path(projector.path).is_file() else None),
+            image_min_tokens=projector.image_min_tokens,
+            image_max_tokens=projector.image_max_tokens,
+        )
     with ExitStack() as held:
         engine = _opened(settings, recording, watcher, held)
         with cancelling(engine.cancel_current) as signals:
@@ -83,12 +91,14 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
     from llmrun.cli.answers.answering import model_files, tell_of_too_many_threads
     from llmrun.cli.console.progress import HubReporter
     from llmrun.engine.engine import Engine
-    from llmrun.jobs.replay import adapter_digest, check_adapters, check_files
+    from llmrun.jobs.replay import adapter_digest, check_adapters, check_files, check_projector, projector_digest
     from llmrun.jobs.replay import model_files as hashed_files
 
-    files = held.enter_context(model_files(settings))
+    files = held.enter_context(model_files(settings, images=bool(recording.images)))
     check_files(recording, hashed_files(files.found.path, HubReporter()))
     check_adapters(recording, lambda path: adapter_digest(path, HubReporter()))
+    if recording.images:
+        check_projector(recording, projector_digest(Path(files.options.mmproj), HubReporter()))
     options = [LoraOption(each.name, Path(each.path), each.scale).text for each in recording.adapters]
     tell_of_too_many_threads(settings)
     with kernel_warnings_told(out.note):
@@ -112,20 +122,31 @@ def _words(result: Result, where: str, recording: Recording, engine: Engine) -> 
     if result.is_same:
         return f"same {counted(result.n_tokens, 'token')} and logits on this machine: {where}"
     count = counted(len(recording.output.tokens), "token")
-    found = []
+    found = [_image_words(other, recording) for other in result.images]
     if (token := result.token) is not None:
         expected, got = (_shown(engine, one) for one in (token.expected, token.got))
         found.append(f"token {token.index + 1} of {count} differs: expected {expected}, got {got}")
     elif result.finish is not None:
         found.append(f"the same {count}, but the answer ended with {result.finish[1]} instead of {result.finish[0]}")
     else:
-        found.append(f"the same {count}, but different bits")
+        is_other = result.logits is not None or result.op is not None
+        found.append(f"the same {count}{', but different bits' if is_other else ''}")
     if result.logits is not None:
         found.append(f"the logits of token {result.logits + 1} differ")
     if (op := result.op) is not None:
         last = len(recording.op_tokens) - 1
         found.append(f"the first op that differs: {op.name} (op {op.index + 1} of {op.count}, positions 0 to {last})")
     return f"{'; '.join(found)}: {where}"
+
+
+def _image_words(other: OtherImage, recording: Recording) -> str:
+    from llmrun.base.machine.system import installed_version
+    from llmrun.jobs.replay import DECODER, ENCODER
+
+    what, library = ("the decoded pixels", DECODER) if other.pixels else ("the encoder's rows", ENCODER)
+    here, there = (version or "unknown" for version in (installed_version(library), recording.machine.get(library)))
+    versions = f"{library} {here}, as recorded" if here == there else f"{library} {here}, recorded with {there}"
+    return f"image {other.index + 1}: {what} differ ({versions})"
 
 
 def _shown(engine: Engine, token: int | None) -> str:
