@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -239,10 +240,14 @@ _PROCESSES = Path("/proc")
 
 
 def memory_in_use() -> int:
-    """Return the memory that this process holds now, in bytes."""
+    """Return the memory that this process and its child processes hold now, in bytes."""
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
+    own, total = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # a child has ended
+            total += process.memory_info().rss
+    return total
 
 
 def peak_memory() -> int:

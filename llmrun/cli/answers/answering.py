@@ -167,7 +167,7 @@ def open_model(
     max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
     will_constrain, watch  the arguments of Engine.open
     saves_state  the field of OpenOptions
-    images     whether the model must read images. Such a run uses no background engine, which runs on the CPU engine
+    images     whether the model must read images
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as remote:
@@ -184,10 +184,7 @@ def open_model(
 
         opened: OpenModel | None = None
         if settings.warm and watch is unwatched and not is_stand_in(settings.backend):
-            if _needs_projector(settings, images):
-                out.detail("warm       no: only the CPU engine runs in the background, and it cannot read images yet")
-            else:
-                opened = _joined(held, settings, chat_template, open_here)
+            opened = _joined(held, settings, chat_template, images, open_here)
         opened = opened or open_here()
         engine = opened.engine
         check_generates(engine.info)
@@ -199,18 +196,23 @@ def open_model(
 
 
 def _joined(
-    held: ExitStack, settings: Settings, chat_template: str | None, open_here: Callable[[], OpenModel]
+    held: ExitStack,
+    settings: Settings,
+    chat_template: str | None,
+    images: bool,
+    open_here: Callable[[], OpenModel],
 ) -> OpenModel | None:
     """Join or start a background engine. Returns None if this process must open the model."""
     from llmrun.cli.answers.background import SEQUENCES, BackgroundRun
 
     @contextmanager
     def in_background() -> Iterator[tuple[Open, ModelLoading]]:
-        with model_files(settings) as files:
+        with model_files(settings, images=images) as files:
             asked = to_open(settings, files, parallel=SEQUENCES, kv_tokens=None, template=chat_template)
             yield asked, files.loading
 
-    engine = BackgroundRun(settings, chat_template, in_background, lambda: open_here().engine).joined()
+    needs_projector = _needs_projector(settings, images)
+    engine = BackgroundRun(settings, chat_template, in_background, lambda: open_here().engine, needs_projector).joined()
     if engine is None:
         return None
     held.enter_context(engine)

@@ -4,6 +4,9 @@ A run joins the engine for its model and settings if there is one. Otherwise, th
 an engine, and so does the first run with --keep-alive or the setting `keep_alive`. Whenever an engine cannot be used,
 the run opens the model itself, and -v shows the reason.
 
+An engine that has opened the model with its projector serves runs with and without images, so a model that reads images
+needs only one engine: when it starts, the idle engine that reads only text leaves.
+
 A run that uses no engine imports only the modules that this decision needs.
 """
 
@@ -27,6 +30,7 @@ from llmrun.base.amounts import format_duration
 from llmrun.base.folders import own_models_file, told_once
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
+from llmrun.options.settings import MMPROJ_OFF
 from llmrun.serving.background.eligibility import (
     RunsAlone,
     Standing,
@@ -62,12 +66,14 @@ class BackgroundRun:
 
     to_open    finds the model's files, and returns the message that opens the model and the model's progress line
     open_here  opens the model in this process
+    images     whether the engine must have the model's projector
     """
 
     settings: Settings
     chat_template: str | None
     to_open: Callable[[], AbstractContextManager[tuple[Open, ModelLoading]]]
     open_here: Callable[[], Answering]
+    images: bool = False
 
     def joined(self) -> BackgroundEngine | None:
         """Join or start an engine. Returns None if this process must open the model.
@@ -91,7 +97,7 @@ class BackgroundRun:
             if reason := self._reason_to_run_alone():
                 raise RunsAlone(reason)
             with _folder() as folder:
-                found = self._joined_in(folder, socket_name(self._key()))
+                found = self._joined_in(folder, *self._sockets())
         except (PlaceError, RunsAlone) as error:
             out.detail(f"warm       no: {error}{f' ({error.hint})' if error.hint else ''}")
             return None
@@ -104,21 +110,31 @@ class BackgroundRun:
         settings = self.settings
         if settings.backend not in (AUTO, _BACKEND) or settings.rpc_servers or settings.gpu_layers not in (AUTO, 0):
             return "only the CPU engine runs in the background"
+        if self.images and settings.mmproj == MMPROJ_OFF:
+            return "images need the projector"  # opening the model raises the error
         return reason_not_to_join()
 
-    def _joined_in(self, folder: Folder, name: str) -> tuple[Joined, bool] | None:
-        """Join an engine or start it. Returns None if the run should not start one. Raises RunsAlone."""
-        keep_alive_s = self.settings.keep_alive_s
-        if folder.status(f"{name}.sock") is not None:
-            from llmrun.serving.background.joining import join
+    def _joined_in(self, folder: Folder, name: str, seeing: str) -> tuple[Joined, bool] | None:
+        """Join an engine or start it. Returns None if the run should not start one. Raises RunsAlone.
 
-            wire_s = None if keep_alive_s is None else _on_wire(keep_alive_s)
-            if (joined := join(folder, name, wire_s)) is not None:
-                return joined, False
+        name    the socket of the engine without the projector
+        seeing  the socket of the engine with the projector, or "" if the settings forbid one
+        """
+        keep_alive_s = self.settings.keep_alive_s
+        for socket in (seeing,) if self.images else (name, seeing):
+            if socket and folder.status(f"{socket}.sock") is not None:
+                from llmrun.serving.background.joining import join
+
+                wire_s = None if keep_alive_s is None else _on_wire(keep_alive_s)
+                if (joined := join(folder, socket, wire_s)) is not None:
+                    return joined, False
         if keep_alive_s == 0:
             return None
+        replaced = ""
+        if self.images:
+            name, replaced = seeing, name if folder.status(f"{name}.sock") is not None else ""
         if keep_alive_s is None:
-            was_called = folder.called_within(name, _SECOND_CALL_S)
+            was_called = folder.called_within(name, _SECOND_CALL_S) or bool(replaced)
             folder.remember_call(name)
             if not was_called:
                 raise RunsAlone(f"the second run within {_SECOND_CALL_S / 60:.0f} minutes starts a background engine")
@@ -126,10 +142,13 @@ class BackgroundRun:
                 raise RunsAlone(reason)
         if self.settings.backend == AUTO and self.settings.gpu_layers != 0 and (gpus := usable_gpus()):
             raise RunsAlone(f"{' and '.join(gpus)} may run the model, and only the CPU engine runs in the background")
-        return self._joined_or_started(folder, name)
+        return self._joined_or_started(folder, name, replaced)
 
-    def _joined_or_started(self, folder: Folder, name: str) -> tuple[Joined, bool]:
-        """Start an engine, or join the one that another process is starting. Raises RunsAlone."""
+    def _joined_or_started(self, folder: Folder, name: str, replaced: str) -> tuple[Joined, bool]:
+        """Start an engine, or join the one that another process is starting. Raises RunsAlone.
+
+        replaced  the socket of an engine that leaves first if it is idle, or ""
+        """
         from llmrun.base.machine.memory_pressure import fits_beside
         from llmrun.engine.child.messages import Loading
         from llmrun.serving.background.control import make_room
@@ -146,6 +165,10 @@ class BackgroundRun:
             with self.to_open() as (message, line):
                 loading.append(line)
                 size = sum(shard.stat().st_size for shard in model_files(Path(message.path)))
+                if mmproj := message.options.get("mmproj"):
+                    size += Path(mmproj).stat().st_size
+                if replaced:
+                    make_room(only=replaced)  # its model would be in memory twice
                 make_room(most_idle=_MOST_IDLE - 1)
                 if not fits_beside(size) and not (make_room() and fits_beside(size)):
                     raise RunsAlone("the model is too large to stay in memory between runs")
@@ -182,12 +205,25 @@ class BackgroundRun:
         path = os.path.abspath(os.path.expanduser(self.settings.model))  # noqa: PTH100, PTH111  (Path may raise)
         return path if os.path.exists(path) else self.settings.model  # noqa: PTH110
 
-    def _key(self) -> str:
-        """Return a text that differs between engines whose answers may differ."""
-        settings, draft = self.settings, self.settings.draft_model
-        decisive = {
+    def _sockets(self) -> tuple[str, str]:
+        """Return the names of the sockets of engines without and with the projector, as in `_joined_in`."""
+        settings = self.settings
+        decisive = self._decisive()
+        plain = socket_name(json.dumps(decisive, sort_keys=True))
+        if settings.mmproj == MMPROJ_OFF:
+            return plain, ""
+        decisive |= {
+            "mmproj": _lasting_path(settings.mmproj),
+            **{name: getattr(settings, name) for name in ("image_min_tokens", "image_max_tokens")},
+        }
+        return plain, socket_name(json.dumps(decisive, sort_keys=True))
+
+    def _decisive(self) -> dict[str, object]:
+        """Return values that differ between engines whose answers to texts may differ."""
+        settings = self.settings
+        return {
             "model": self._lasting_model(),
-            "draft": draft and os.path.abspath(draft) if draft and os.path.exists(draft) else draft,  # noqa: PTH100, PTH110
+            "draft": _lasting_path(settings.draft_model),
             "adapters": [*map(_lasting_adapter, settings.adapters)],
             "template": self.chat_template,
             "speculate": settings.wants_speculation,
@@ -195,7 +231,11 @@ class BackgroundRun:
             "environment": {name: value for name, value in inherited().items() if name not in _PASSING},
             "standing": Standing.of_this_process().as_json(),  # otherwise, one limited engine would keep others out
         }
-        return json.dumps(decisive, sort_keys=True)
+
+
+def _lasting_path(path: str | None) -> str | None:
+    """Return the absolute path of an existing file, or the text itself."""
+    return os.path.abspath(path) if path and os.path.exists(path) else path  # noqa: PTH100, PTH110
 
 
 @contextmanager
@@ -232,11 +272,11 @@ def _in_background(asked: Open) -> Open:
 
 
 def _files_of(asked: Open) -> tuple[str, ...]:
-    """Return the files that determine the answers: the models', the adapters' and the user's catalogue."""
+    """Return the files that determine the answers: the models', the projector, the adapters', the user's catalogue."""
     from llmrun.backends.lora_files import LoraOption
     from llmrun.hub.local.paths import model_files
 
-    models = [Path(path) for path in (asked.path, asked.draft) if path is not None]
+    models = [Path(path) for path in (asked.path, asked.draft, asked.options.get("mmproj")) if path]
     shards = [shard for path in models for shard in model_files(path)]
     adapters = [LoraOption.parse(text).path for text in asked.options["adapters"]]
     return tuple(str(path) for path in [*shards, *adapters, own_models_file()])

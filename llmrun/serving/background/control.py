@@ -150,13 +150,15 @@ def stop(engine: RunningEngine, *, force: bool = False) -> None:
             link.close()
 
 
-def make_room(*, most_idle: int = 0) -> bool:
+def make_room(*, most_idle: int = 0, only: str = "") -> bool:
     """Ask idle engines to leave until at most `most_idle` remain. Those that have been idle longest leave first.
 
     Returns whether any engine has left. The memory of these engines is then free.
+
+    only  the name of the only socket that counts, or "" for all
     """
     try:
-        idle = [engine for engine in running() if engine.is_idle]
+        idle = [engine for engine in running() if engine.is_idle and engine.socket == (only or engine.socket)]
     except LlmrunError:
         return False  # an unsafe folder has no engines that this user could ask
     idle.sort(key=lambda engine: 0.0 if engine.state is None else engine.state.used)

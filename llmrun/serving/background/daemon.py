@@ -321,6 +321,7 @@ def _facts_about(engine: Engine, asked: Open) -> BackgroundFacts:
         load_s=engine.load_s,
         thinking_tags=asked.thinking_tags,
         template=None if template is None else ShownTemplate(template.source, template.name, template.origin),
+        sees_images=engine.sees_images,
     )
 
 

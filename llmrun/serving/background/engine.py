@@ -156,8 +156,8 @@ class BackgroundEngine:
 
     @property
     def sees_images(self) -> bool:
-        """See Engine. Background engines have no projector."""
-        return self._other is not None and self._other.sees_images
+        """See Engine."""
+        return self._facts.sees_images if self._other is None else self._other.sees_images
 
     @property
     def takes_chats(self) -> bool:

@@ -57,7 +57,7 @@ class Birth(Portable, frozen=True):
 
     socket        the name of its socket
     model         the model's name as its user typed it; a path is absolute
-    files         the files that determine the answers: models, adapters and the user's catalogue
+    files         the files that determine the answers: models, projector, adapters and the user's catalogue
     keep_alive_s  seconds to stay after an answer; negative to stay until it is stopped
     """
 
@@ -86,6 +86,7 @@ class BackgroundFacts(Portable, frozen=True):
     thinking_tags     the model's tags in the catalogue, if any
     default_sampling  the default sampling parameters, with seed 0
     load_s            seconds to open the model
+    sees_images       True if the model was opened with its projector
     """
 
     name: str
@@ -98,6 +99,7 @@ class BackgroundFacts(Portable, frozen=True):
     load_s: float
     thinking_tags: tuple[str, ...] | None = None
     template: ShownTemplate | None = None
+    sees_images: bool = False
 
 
 FACTS: Final[Codec[BackgroundFacts]] = Codec(BackgroundFacts)

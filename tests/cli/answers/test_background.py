@@ -49,6 +49,7 @@ class Machine:
 
     model: Path
     runs: bool = False  # an engine for the model
+    sockets: set[str] | None = None  # the engines that run, or None if `runs` decides
     starts: bool = True
     gpus: tuple[str, ...] = ()
     fits: bool = True
@@ -59,26 +60,42 @@ class Machine:
     opened: list[Open] = field(default_factory=list)
     joins: list[float | None] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    rooms: list[str] = field(default_factory=list)
+    mmproj: str = ""
     line: Line = field(default_factory=Line)
     to_open_error: Exception | None = None
     join_error: Exception | None = None
 
-    def run(self, template: str | None = None, **settings: Any) -> Any:
+    def run(self, template: str | None = None, *, images: bool = False, **settings: Any) -> Any:
+        return self._run_of(template, images, settings)._found()
+
+    def names_of(self, **settings: Any) -> tuple[str, str]:
+        """Return the names of the engines without and with the projector."""
+        return self._run_of(None, False, settings)._sockets()
+
+    def _run_of(self, template: str | None, images: bool, settings: dict[str, Any]) -> BackgroundRun:
         made = Settings(**{"model": str(self.model), **settings})
-        return BackgroundRun(made, template, self._to_open, lambda: pytest.fail("opened here"))._found()
+        return BackgroundRun(made, template, self._to_open, lambda: pytest.fail("opened here"), images)
+
+    def has_socket(self, file: str) -> bool:
+        return file.endswith(".sock") and (self.sockets is None or file.removesuffix(".sock") in self.sockets)
+
+    def make_room(self, only: str = "", **options: Any) -> bool:
+        self.rooms.append(only)
+        return False
 
     @contextmanager
     def _to_open(self) -> Iterator[tuple[Open, Any]]:
         if self.to_open_error is not None:
             raise self.to_open_error
-        yield Open(str(self.model), "a-model", {"adapters": []}), self.line
+        yield Open(str(self.model), "a-model", {"adapters": [], "mmproj": self.mmproj}), self.line
 
     def join(self, folder: Any, name: str, keep_alive_s: float | None) -> Any:
         self.names.append(name)
         self.joins.append(keep_alive_s)
         if self.join_error is not None:
             raise self.join_error
-        return Joined() if self.runs else None
+        return Joined() if self.runs or name in (self.sockets or ()) else None
 
     def join_or_start(self, folder: Any, name: str, asked: Any, *, keep_alive_s: float, tell: Any, waiting: Any) -> Any:
         with asked() as (birth, message):
@@ -104,12 +121,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     model.write_bytes(b"x" * 1000)
     made = Machine(model)
     status = Folder.status
-    monkeypatch.setattr(Folder, "status", lambda folder, file: file.endswith(".sock") or status(folder, file))
+    monkeypatch.setattr(Folder, "status", lambda folder, file: made.has_socket(file) or status(folder, file))
     monkeypatch.setattr(joining, "join", made.join)
     monkeypatch.setattr(joining, "join_or_start", made.join_or_start)
     monkeypatch.setattr(background, "usable_gpus", lambda: made.gpus)
     monkeypatch.setattr(memory_pressure, "fits_beside", lambda size: made.fits)
-    monkeypatch.setattr(control, "make_room", lambda **options: False)
+    monkeypatch.setattr(control, "make_room", made.make_room)
     monkeypatch.setattr(background, "reason_not_to_join", lambda: made.may_join)
     monkeypatch.setattr(background, "reason_not_to_start_unasked", lambda: made.may_start)
     return made
@@ -149,7 +166,7 @@ def test_keep_alive_starts_an_engine_at_once(keep_alive: str, seconds: float, ma
     machine.may_start = "the process is in a container"  # the user asks for the engine
     assert machine.run(keep_alive=keep_alive)[1] is True
     assert machine.births[0].keep_alive_s == seconds
-    assert machine.joins == [seconds]
+    assert {*machine.joins} == {seconds}
 
 
 def test_keep_alive_zero_starts_nothing(machine: Machine) -> None:
@@ -308,6 +325,68 @@ def test_secrets_do_not_change_the_name(machine: Machine, monkeypatch: pytest.Mo
     before = name_of(machine)
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert name_of(machine) == before
+
+
+# Images.
+
+
+def test_runs_with_images_start_engines_with_projectors(machine: Machine, tmp_path: Path) -> None:
+    mmproj = tmp_path / "mmproj.gguf"
+    mmproj.write_bytes(b"x" * 500)
+    machine.mmproj, machine.sockets = str(mmproj), set()
+    assert machine.run(images=True) is None
+    assert machine.run(images=True)[1] is True
+    assert machine.births[0].socket == machine.names_of()[1]
+    assert str(mmproj) in machine.births[0].files  # the engine leaves when the projector changes
+    assert machine.rooms == [""]
+
+
+def test_projectors_count_towards_the_memory(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(memory_pressure, "fits_beside", lambda size: not sizes.append(size))  # type: ignore[func-returns-value]
+    mmproj = tmp_path / "mmproj.gguf"
+    mmproj.write_bytes(b"x" * 500)
+    machine.mmproj = str(mmproj)
+    machine.run(images=True, keep_alive="5m")
+    assert sizes == [1500]
+
+
+def test_texts_use_an_engine_with_a_projector(machine: Machine) -> None:
+    plain, seeing = machine.names_of()
+    machine.sockets = {seeing}
+    assert machine.run()[1] is False
+    assert machine.names == [seeing]
+    machine.sockets = {plain, seeing}
+    machine.run()
+    assert machine.names[-1] == plain
+
+
+def test_an_image_replaces_the_engine_that_reads_only_text(machine: Machine) -> None:
+    """The model is in memory once, and the user who runs it in the background need not ask twice."""
+    plain, seeing = machine.names_of()
+    machine.sockets = {plain}
+    assert machine.run(images=True)[1] is True
+    assert machine.names == []  # the engine without a projector is not joined
+    assert machine.births[0].socket == seeing
+    assert machine.rooms == [plain, ""]
+
+
+def test_without_the_projector_images_never_run_in_the_background(machine: Machine, capsys: Capture) -> None:
+    assert machine.run(images=True, mmproj="off") is None
+    assert "images need the projector" in capsys.readouterr().err
+    machine.sockets = {machine.names_of()[1]}
+    assert machine.run(mmproj="off") is None
+    assert machine.names == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mmproj": "other.gguf"}, {"image_max_tokens": 300}, {"image_min_tokens": 300}], ids=str
+)
+def test_settings_of_images_have_engines_of_their_own(settings: dict[str, Any], machine: Machine) -> None:
+    plain, seeing = machine.names_of()
+    names = machine.names_of(**settings)
+    assert names[0] == plain
+    assert names[1] not in (plain, seeing)
 
 
 # The note.
