@@ -216,7 +216,7 @@ class PromptImages:
 
     def moves(self, end: int) -> bool:
         """Return whether a row before a position has RoPE positions that differ from its position."""
-        return self._projector.uses_mrope and self._tiles[0].start < end
+        return self._projector.uses_mrope and any(tile.start < end for tile in self._tiles[:1])
 
     def rope_positions(self, start: int, end: int) -> NDArray[np.int32]:
         """Return the RoPE positions in time, height and width of the rows between two positions, int32[rows, 3].

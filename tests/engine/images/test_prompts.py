@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from llmrun.backends.scripted import CONTROL_TOKENS, ScriptedBackend
-from llmrun.backends.scripted_vision import BEGIN_IMAGE, IMAGE_TOKENS, PLACEHOLDER
+from llmrun.backends.scripted_vision import BEGIN_IMAGE, IMAGE_TOKENS, PLACEHOLDER, ScriptedProjector
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.engine import Engine
+from llmrun.engine.image_rows import PromptImages
 from llmrun.engine.images import too_long
 from llmrun.engine.requests import IMAGE_MARKER, ChatPrompt, RecordedChat, Request, TextPrompt
 from tests.support.engine.answers import answer_all
@@ -298,3 +299,9 @@ def test_real_templates_place_images(tmp_path: Path, name: str, placeholder: str
     one, two = (f"{BEGIN_IMAGE}{rows}{IMAGE_TOKENS[2]}" for rows in ("#", "##"))
     assert re.search(rf"before ?{re.escape(one)} ?after.*Green\..*now ?{re.escape(two)} ?then", shape, re.DOTALL)
     assert placeholder not in shape.split("before")[1]
+
+
+def test_a_template_may_leave_out_the_message_with_all_images() -> None:
+    """The prompt then has no tiles, so that no row moves."""
+    images = PromptImages([5, 6], [], ScriptedProjector(uses_mrope=True))
+    assert not images.moves(2)
