@@ -265,7 +265,7 @@ def parse_recording(data: bytes) -> Recording:
         if len(data) - encoded > _MOST_BYTES:
             raise UsageError(f"larger than {format_bytes(_MOST_BYTES)}, not counting images")
         if encoded > _MOST_ENCODED:
-            raise UsageError(f"the images are larger than {format_bytes(MOST_IMAGE_BYTES)}")
+            raise UsageError(f"the images are larger than {MOST_IMAGE_BYTES >> 20} MiB")
     try:
         body = parse_unique(data.decode())
         if type(body) is not dict:

@@ -102,7 +102,6 @@ def test_the_log_names_the_images(files: Path) -> None:
         (("--image", "cow.png", "x"), "--image: cow.png: No such file"),
         (("--image", ".", "x"), "--image: .: Is a directory"),
         (("--image", "cat.png", "--suffix", "b", "a"), "--image: cannot be combined with --suffix"),
-        (("--image", "cat.png", "--record", "run.json", "x"), "it cannot read images yet"),
         (("--image", "-", "-"), "standard input can be read only once"),
         (("--image", "-", "--no-stdin", "x"), "cannot be combined with --no-stdin"),
         (("--image", "cat.png"), "the prompt is empty"),

@@ -9,15 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmrun.formats.layouts.records import NUMERICS
 from tests.support.cli.commands import llmrun
+from tests.support.engine.pictures import png
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import LEVELS_HERE
 from tests.support.named_pipes import named_pipe
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 pytestmark = pytest.mark.push
+
+CAT = png(np.random.default_rng(1).integers(0, 256, (60, 90, 3), np.uint8))
 
 THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -127,6 +132,76 @@ def test_other_models_and_versions_are_refused(tmp_path: Path, model: Path) -> N
     same.write_bytes(model.read_bytes())
     assert run("replay", str(path), str(same)).stdout.startswith(b"same ")
     assert "no such file" in run("replay", str(changed(path, model="/no/such.gguf")), expected=4).stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a model that reads images, and its projector."""
+    folder = tmp_path_factory.mktemp("seeing")
+    return tiny_text_model(folder, "qwen3vl_merger"), tiny_projector(folder, "qwen3vl_merger")
+
+
+def recorded_image(folder: Path, seeing: tuple[Path, Path], *prompt: str) -> Path:
+    model, projector = seeing
+    image = folder / "cat.png"
+    image.write_bytes(CAT)
+    mmproj = ("--mmproj", str(projector), "--image-max-tokens", "100")
+    path = recorded(folder, model, *mmproj, "--image", str(image), "--seed", "3", "-n", "12", *(prompt or ("Hi",)))
+    image.unlink()
+    return path
+
+
+def test_a_run_with_an_image_is_repeated(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
+    path = recorded_image(tmp_path, seeing)
+    body = json.loads(path.read_text())
+    assert (body["version"], len(body["images"]), len(body["image_files"])) == (2, 1, 1)
+    assert (body["projector"]["path"], body["projector"]["image_max_tokens"]) == (str(seeing[1]), 100)
+    assert {"pillow", "llama-cpp-python"} <= body["machine"].keys()
+    words = b"same 12 tokens and logits on this machine: "
+    assert run("replay", str(path)).stdout.startswith(words)
+    assert run("replay", str(path), "-t", "1", "--speculate", "off").stdout.startswith(words)
+
+
+@pytest.mark.night
+def test_a_raw_prompt_with_an_image_is_repeated(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
+    path = recorded_image(tmp_path, seeing, "--raw", "a <__media__> b")
+    assert run("replay", str(path)).stdout.startswith(b"same 12 tokens")
+
+
+@pytest.mark.night
+def test_the_part_that_reads_an_image_otherwise_is_named(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
+    path = recorded_image(tmp_path, seeing)
+    body = json.loads(path.read_text())
+    [image], machine = body["images"], body["machine"]
+    other = changed(path, images=[{**image, "pixels": "0" * 64}], machine={**machine, "pillow": "1.2"})
+    words = f"image 1: the decoded pixels differ (pillow {machine['pillow']}, recorded with 1.2); the same 12 tokens: "
+    assert run("replay", str(other), expected=1).stdout.decode().startswith(words)
+    other = changed(path, images=[{**image, "rows": "0" * 64}])
+    encoder = f"llama-cpp-python {machine['llama-cpp-python']}, as recorded"
+    words = f"image 1: the encoder's rows differ ({encoder}); the same 12 tokens: "
+    assert run("replay", str(other), expected=1).stdout.decode().startswith(words)
+    result = json.loads(run("replay", str(other), "--json", expected=1).stdout)
+    assert (result["same"], result["other_images"]) == (False, [{"index": 0, "differs": "rows"}])
+
+
+@pytest.mark.night
+def test_a_projector_in_another_place_can_be_named(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
+    path = recorded_image(tmp_path, seeing)
+    moved = tmp_path / "moved.gguf"
+    moved.write_bytes(seeing[1].read_bytes())
+    gone = {**json.loads(path.read_text())["projector"], "path": "/no/such/mmproj.gguf"}
+    same = run("replay", str(changed(path, projector=gone)), "--mmproj", str(moved))
+    assert same.stdout.startswith(b"same 12 tokens")
+    moved.write_bytes(b"x")
+    assert "another projector: " in run("replay", str(path), "--mmproj", str(moved), expected=1).stderr.decode()
+
+
+def test_images_that_are_too_large_to_record_are_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(CAT + bytes([number]) * (15 << 20))
+    images = [word for number in range(3) for word in ("--image", str(tmp_path / f"{number}.png"))]
+    done = run("generate", "-m", "no.gguf", "--record", str(tmp_path / "a"), *images, "Hi", expected=2)
+    assert "--record: the images are larger than 32 MiB in total" in done.stderr.decode()
 
 
 def test_runs_that_cannot_be_recorded_are_refused(tmp_path: Path, model: Path) -> None:

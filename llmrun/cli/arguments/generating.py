@@ -147,13 +147,13 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
 
 def check_recordable_images(images: Sequence[GivenImage]) -> None:
     """Raise UsageError if the files of the images are too large for a recording."""
-    from llmrun.base.amounts import format_bytes
     from llmrun.jobs.recording import MOST_IMAGE_BYTES
 
-    size = sum(len(data) for data in {image.sha256: image.data for image in images}.values())
-    if size > MOST_IMAGE_BYTES:
-        limit = format_bytes(MOST_IMAGE_BYTES)
-        raise UsageError(f"--record: a recording may have {limit} of images, not {format_bytes(size)}")
+    if sum(map(len, {image.sha256: image.data for image in images}.values())) > MOST_IMAGE_BYTES:
+        raise UsageError(
+            f"--record: the images are larger than {MOST_IMAGE_BYTES >> 20} MiB in total",
+            hint="send fewer or smaller images",
+        )
 
 
 def _check_contents(flag: str, path: Path, beginning: bytes, hint: str) -> None:

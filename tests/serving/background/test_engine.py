@@ -191,6 +191,13 @@ def test_answers_are_those_of_an_engine_here(client: Callable[..., Client]) -> N
     assert (used.notes, used.n_opened, used.n_rejoined) == ([], 0, 0)
 
 
+@pytest.mark.parametrize("sees_images", [True, False])
+def test_clients_know_whether_an_engine_reads_images(client: Callable[..., Client], sees_images: bool) -> None:
+    daemon = FakeDaemon()
+    daemon.joined = replace(daemon.joined, facts=structs.replace(daemon.joined.facts, sees_images=sees_images))
+    assert client(daemon).engine.sees_images is sees_images
+
+
 def test_events_have_the_ids_of_the_client(client: Callable[..., Client]) -> None:
     used = client(FakeDaemon())
     numbers = [used.engine.submit(text(seed)) for seed in (1, 2, 3)]
