@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,7 +17,6 @@ from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
-    from llmrun.cli.arguments.images import GivenImage
     from llmrun.options.settings import Settings
 
 _samples_option = under("Several samples")
@@ -145,11 +144,11 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
     _check_contents("--record", path, f'{{"format": "{FORMAT}"'.encode(), "name a new file, or a recording")
 
 
-def check_recordable_images(images: Sequence[GivenImage]) -> None:
-    """Raise UsageError if the files of the images are too large for a recording."""
+def check_recordable_images(files: Iterable[bytes]) -> None:
+    """Raise UsageError if the different files of images are too large for a recording."""
     from llmrun.jobs.recording import MOST_IMAGE_BYTES
 
-    if sum(map(len, {image.sha256: image.data for image in images}.values())) > MOST_IMAGE_BYTES:
+    if sum(map(len, {*files})) > MOST_IMAGE_BYTES:
         raise UsageError(
             f"--record: the images are larger than {MOST_IMAGE_BYTES >> 20} MiB in total",
             hint="send fewer or smaller images",

@@ -133,7 +133,7 @@ def command(
     text, system = prompts.filled(asked)
     images = _images(image or (), text, raw=raw, fills=after is not None, no_stdin=no_stdin)
     if record is not None:
-        check_recordable_images(images)
+        check_recordable_images(each.data for each in images)
     if not images:
         _check_for_paths([*(prompt or ()), prompt_option or ""])
     messages = chat_messages(text, system, [each.sha256 for each in images])

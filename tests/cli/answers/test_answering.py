@@ -12,6 +12,7 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.cli.answers.answering import local_options, open_model
+from llmrun.cli.answers.background import BackgroundRun
 from llmrun.cli.console.output import out
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
@@ -132,18 +133,18 @@ def test_the_projector_is_opened_only_if_needed(
     assert [(options.mmproj, options.image_max_tokens) for options in asked] == [(path, most)]
 
 
-@pytest.mark.parametrize(("images", "mmproj", "joins"), [(False, None, 1), (True, None, 0), (False, "p.gguf", 0)])
-def test_runs_with_images_join_no_background_engine(
-    monkeypatch: pytest.MonkeyPatch, images: bool, mmproj: str | None, joins: int
+@pytest.mark.parametrize(("images", "mmproj", "sees"), [(False, None, False), (True, None, True), (False, "p", True)])
+def test_runs_with_images_ask_for_an_engine_with_a_projector(
+    monkeypatch: pytest.MonkeyPatch, images: bool, mmproj: str | None, sees: bool
 ) -> None:
-    joined: list[object] = []
+    runs: list[BackgroundRun] = []
 
     def refuse(*arguments: object) -> None:
         raise Asked
 
-    monkeypatch.setattr("llmrun.cli.answers.answering._joined", lambda *arguments: joined.append(arguments))
+    monkeypatch.setattr(BackgroundRun, "joined", runs.append)
     monkeypatch.setattr("llmrun.cli.answers.answering._open_here", refuse)
     settings = Settings(model="big.gguf", mmproj=mmproj)
     with contextlib.suppress(Asked), open_model(settings, chat_template=None, will_chat=False, images=images):
         pass
-    assert len(joined) == joins
+    assert [run.images for run in runs] == [sees]
