@@ -94,6 +94,9 @@ class WatchedVision:
             hashed.update(np.ascontiguousarray(tile).data)
         return _WatchedEncoding(self._vision.begin(tiles, layout), hashed.hexdigest(), self.encoded)
 
+    def close(self) -> None:
+        self._vision.close()
+
 
 def _digest_of_row(row: NDArray[np.float32]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(row, "<f4").data).digest()

@@ -137,14 +137,14 @@ def test_the_projector_is_opened_only_if_needed(
 def test_runs_with_images_ask_for_an_engine_with_a_projector(
     monkeypatch: pytest.MonkeyPatch, images: bool, mmproj: str | None, sees: bool
 ) -> None:
-    runs: list[BackgroundRun] = []
+    asked: list[bool] = []
 
     def refuse(*arguments: object) -> None:
         raise Asked
 
-    monkeypatch.setattr(BackgroundRun, "joined", runs.append)
+    monkeypatch.setattr(BackgroundRun, "joined", lambda run: asked.append(run.images))
     monkeypatch.setattr("llmrun.cli.answers.answering._open_here", refuse)
     settings = Settings(model="big.gguf", mmproj=mmproj)
     with contextlib.suppress(Asked), open_model(settings, chat_template=None, will_chat=False, images=images):
         pass
-    assert [run.images for run in runs] == [sees]
+    assert asked == [sees]

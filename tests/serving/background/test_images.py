@@ -63,7 +63,7 @@ def test_a_second_question_about_an_image_encodes_nothing(place: Place) -> None:
     other = place.asked("--image", "blue.png", "and what else?")
     assert [each["run"]["warm"] for each in (first, again, other)] == [False, True, True]
     assert [each["timings"]["encoded_images"] for each in (first, again, other)] == [1, 0, 1]
-    assert again["timings"]["cached_tokens"] > 0
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     for warm, image in ((again, "red.png"), (other, "blue.png")):
         cold = place.asked("--no-warm", "--image", image, "and what else?")
         assert text_of(cold) == text_of(warm) != ""
@@ -101,7 +101,7 @@ def test_an_engine_that_is_killed_leaves_no_encoder(place: Place) -> None:
     engine = place.home.engine()
     children = engine.children(recursive=True)
     assert len(children) > 1  # the encoder, and the process that renders templates
-    [shown] = json.loads(place.home.llmrun("ps", "--json").stdout)
+    [shown] = json.loads(place.home.llmrun("ps", "--json").stdout)["engines"]
     assert shown["memory_bytes"] > engine.memory_info().rss
     engine.kill()
     psutil.wait_procs([engine, *children], 30)
