@@ -54,7 +54,7 @@ def place(tmp_path: Path, folder: Path) -> Iterator[Place]:
 
 
 def text_of(body: dict[str, Any]) -> str:
-    return body["choices"][0]["message"]["content"]
+    return str(body["choices"][0]["message"]["content"])
 
 
 def test_a_second_question_about_an_image_encodes_nothing(place: Place) -> None:
