@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("Python has no Unix sockets on Windows", allow_module_level=True)
 
+from tests.serving.background.test_same_bytes import killed_after
 from tests.support.background import BackgroundHome, background_home
 from tests.support.engine.pictures import BLUE, RED, plain, png
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
@@ -107,6 +109,19 @@ def test_an_engine_that_is_killed_leaves_no_encoder(place: Place) -> None:
     psutil.wait_procs([engine, *children], 30)
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     assert place.asked("--image", "red.png", "what?")["timings"]["encoded_images"] == 1
+
+
+@pytest.mark.night
+def test_kill_9_changes_no_byte_about_an_image(place: Place) -> None:
+    """The moments are spread over the load, the encoding, the prefill and the decode."""
+    files = ("-m", str(place.folder / "model.gguf"), "--image", str(place.folder / "red.png"))
+    words = [*files, "-n", "400", "--temp", "3", "--seed", "7", "what?"]
+    began = time.monotonic()
+    expected = place.home.llmrun("generate", *words).stdout
+    whole = time.monotonic() - began
+    place.home.kill()
+    for moment in range(12):
+        assert killed_after(place.home, whole * (moment + 0.5) / 12, *words)[0] == expected != b""
 
 
 @pytest.mark.night
