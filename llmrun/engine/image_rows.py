@@ -1,14 +1,15 @@
 """The rows of images in a prompt: their numbers in the cache, their embeddings, and their positions.
 
 In the tokens of a prompt, IMAGE_ROW stands for each row. In slots and saved states, a row has a negative number
-instead, which is a hash of the file of the image, its layout, the projector and the row's index, so that a prefix never
-matches another image. The first row of a tile has an even number, and all other rows have odd ones, so that
-`slots.whole_images` finds the border before an image without knowing the prompt.
+instead, which is a hash of the image's key and the row's index, so that a prefix never matches another image. The first
+row of a tile has an even number, and all other rows have odd ones, so that `slots.whole_images` finds the border before
+an image without knowing the prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ class PromptImage(Struct, frozen=True):
 
     name  for error messages, such as "image 2"
     data  the file
-    key   identifies the file, its layout and the projector
+    key   identifies the file, its layout, the projector, and the version of the decoder
     seen  how the model sees the image
     """
 
@@ -48,6 +49,7 @@ class PromptImage(Struct, frozen=True):
     @classmethod
     def of(cls, name: str, data: bytes, detail: str, projector: Projector) -> PromptImage:
         """Read the header of a file and choose its layout. Raises UsageError."""
+        from llmrun.formats.images.decoding import decoder_version
         from llmrun.formats.images.header import read_header
 
         header = read_header(data, name)
@@ -56,7 +58,7 @@ class PromptImage(Struct, frozen=True):
         except UsageError as error:
             raise UsageError(f"{name}: {error}", hint=error.hint) from None
         hashed = hashlib.sha256(hashlib.sha256(data).digest())
-        hashed.update(msgspec.json.encode([layout, projector.identity]))
+        hashed.update(msgspec.json.encode([layout, projector.identity, decoder_version()]))
         size = layout.width, layout.height
         seen = SeenImage(header.width, header.height, *size, layout.rows, header.animated)
         return cls(name, data, layout, hashed.digest(), seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -10,8 +11,10 @@ from msgspec import Struct, convert, msgpack
 from numpy.typing import NDArray
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
+from llmrun.base.machine.system import installed_version
 from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.formats.images.header import ImageHeader, broken, read_header, truncated
+from llmrun.formats.images.resampling import VERSION
 from llmrun.formats.images.scaling import Box, Scaled
 
 _CPU_S, _CPU_S_PER_PIXEL = 5.0, 0.5e-6  # ten times the time that decoding takes on a slow machine
@@ -20,6 +23,12 @@ _MEMORY = 400_000_000  # for Python, NumPy and the file, but not for the picture
 _MEMORY_PER_PIXEL = {"PNG": 14, "JPEG": 16, "WEBP": 24, "GIF": 10, "BMP": 10}  # libwebp keeps four copies
 _USUAL_PIXELS = 16 << 20  # with lower limits for smaller images, the process would only start again more often
 _OUTPUT = 1 << 16  # bytes of an answer, besides the tiles
+
+
+@functools.cache
+def decoder_version() -> str:
+    """Return the version of everything that turns a file into pixels, without importing Pillow."""
+    return f"Pillow {installed_version('pillow')}, resampling {VERSION}"
 
 
 class Decoded(Struct, frozen=True):

@@ -21,6 +21,8 @@ from llmrun.formats.images.scaling import IMAGE, Filter, Scaled
 Picture = NDArray[np.uint8]  # uint8[height, width, 3]
 _Floats = NDArray[np.float64]
 
+VERSION: Final = 1  # increases whenever a change of this file changes pixels
+
 _SCALE: Final = 1 << 22  # the factor of the integer coefficients
 _BLOCK: Final = 16  # columns or rows of the result per matrix product; larger blocks multiply more zeros
 _BAND_BYTES: Final = 4 << 20  # float64 pixels per matrix product; smaller bands need too many calls of NumPy
