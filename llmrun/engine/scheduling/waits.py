@@ -126,7 +126,8 @@ class Load(Struct, frozen=True):
     generated  tokens of its answer so far
     limit      the largest length of its answer
     blocks     the blocks of the KV cache that are reserved for it, or that it will reserve
-    load_s     seconds to load a saved prefix, which the cache then contains, and to encode images
+    load_s     seconds to load a saved prefix, which the cache then contains
+    encode_s   seconds to encode its images, one after the other, while other requests run
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
     computed   tokens of its prompt that the engine computes, because they are not in the cache when it begins
@@ -138,6 +139,7 @@ class Load(Struct, frozen=True):
     limit: int
     blocks: int
     load_s: float = 0.0
+    encode_s: float = 0.0
     leader: int | None = None
     computed: int = 0
 
@@ -199,6 +201,7 @@ class Simulation:
         self._ends: list[tuple[float, int, float]] = []
         self._depth = 0.0  # the sum of the answers' depths at the beginning, without later tokens
         self._prompts: list[_Prompt] = []
+        self._encoding: deque[tuple[float, int]] = deque()  # when the images of a prompt are encoded, and its number
         self._n_steps = 0
         self._shortest_s = 0.0  # the shortest time to simulate at once
         self._is_turn = False  # True if the prompt that has waited longest is first
@@ -216,14 +219,19 @@ class Simulation:
         """Simulate steps until the first tokens of these requests, or until no request can be admitted."""
         self._admit()
         n_rounds = 0
-        while not self.first_tokens.keys() >= set(until) and (self._prompts or self._ends):
+        while not self.first_tokens.keys() >= set(until) and (self._prompts or self._ends or self._encoding):
             n_rounds += 1
             if n_rounds > _EXACT_ROUNDS:
                 self._shortest_s = _COARSENESS * self._now
             if self._prompts:
                 self._run_prompts()
-            else:
+            elif self._ends:
                 self._run_answers()
+            else:
+                self._now = max(self._now, self._encoding[0][0])
+            while self._encoding and self._encoding[0][0] <= self._now:
+                _, index = self._encoding.popleft()
+                self._prompts.append(_Prompt(index, self._loads[index].missing, self._loads[index].depth))
             while self._ends and self._ends[0][0] <= self._tokens:
                 _, index, depth = heappop(self._ends)
                 load = self._loads[index]
@@ -248,7 +256,10 @@ class Simulation:
 
     def _begin(self, index: int, load: Load) -> None:
         self.admitted[index] = self._now
-        if load.missing:
+        if load.encode_s:
+            begin = max(self._now, self._encoding[-1][0] if self._encoding else 0.0)
+            self._encoding.append((begin + load.encode_s, index))
+        elif load.missing:
             self._prompts.append(_Prompt(index, load.missing, load.depth))
         else:
             self._answer(index, load.depth)
@@ -283,6 +294,8 @@ class Simulation:
         token_s = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth))) / self._tokens_per_step
         if self._shortest_s > token_s * tokens:
             tokens = min(self._shortest_s / token_s, self._last_end)
+        if self._encoding:
+            tokens = min(tokens, max((self._encoding[0][0] - self._now) / token_s, 1.0))
         self._now += token_s * tokens
         self._tokens += tokens
 
@@ -469,8 +482,7 @@ class Outlook:
         if prefix is None:
             return self._load(answer, int(answer.prompt_tokens * (1 - self._computed_tokens / self._prompt_tokens)))
         leader = None if prefix.leader is None else numbers.get(prefix.leader)
-        load_s = prefix.load_s + self._encode_s(answer, prefix.n)
-        return replace(self._load(answer, prefix.n), load_s=load_s, leader=leader)
+        return replace(self._load(answer, prefix.n), load_s=prefix.load_s, leader=leader)
 
     def _load(self, answer: Answer, depth: int) -> Load:
         most = answer.limit - answer.prompt_tokens
@@ -479,4 +491,5 @@ class Outlook:
         blocks = min(-(-int(answer.prompt_tokens + length) // self._kv.block_size), self._n_blocks)
         missing = max(0, answer.prompt_tokens - depth)
         cached = min(depth, answer.prompt_tokens) if answer.cached_tokens is None else answer.cached_tokens
-        return Load(missing, depth, answer.generated_tokens, most, blocks, computed=answer.prompt_tokens - cached)
+        computed, encode_s = answer.prompt_tokens - cached, self._encode_s(answer, depth)
+        return Load(missing, depth, answer.generated_tokens, most, blocks, encode_s=encode_s, computed=computed)

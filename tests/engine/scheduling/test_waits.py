@@ -10,6 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmrun.backends.run_speeds import LearntCosts
 from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
@@ -190,6 +191,19 @@ def test_many_short_requests_wait_for_one_slot() -> None:
     """Simulating the steps of short requests together must not make these steps longer."""
     waiting = [Load(missing=50, depth=0, generated=0, limit=1, blocks=1)] * 1000
     assert wait(NEW, waiting, [], free_slots=1, free_blocks=100) == pytest.approx(1000 * 0.2, rel=0.1)
+
+
+def test_encoding_delays_only_requests_with_images() -> None:
+    image = replace(NEW, encode_s=30.0)
+    assert first_token(NEW, [], [image, BUSY], known_costs()) < 2
+    assert first_token(image, [], [BUSY], known_costs()) == pytest.approx(30, abs=2)
+    assert first_token(image, [], [], known_costs()) == pytest.approx(30, abs=2)
+    assert wait(NEW, [], [image], lengths=known_lengths(1)) == pytest.approx(30, abs=2)
+
+
+def test_images_are_encoded_one_after_the_other() -> None:
+    image = replace(NEW, encode_s=10.0)
+    assert first_token(image, [image], [BUSY, image], known_costs(), free_slots=2) == pytest.approx(30, abs=2)
 
 
 def test_a_prediction_takes_milliseconds() -> None:
