@@ -304,7 +304,8 @@ class Engine:
 
             raise misplaced("prompts with log-probabilities")
         request_id = next(self._ids)
-        drafters, pace = self._speculation.begin(request, has_images=prompt.images is not None)
+        image_rows = prompt.tokens.count(IMAGE_ROW) if prompt.images is not None else 0
+        drafters, pace = self._speculation.begin(request, image_rows)
         answer = Answer(
             request_id=request_id,
             request=request,

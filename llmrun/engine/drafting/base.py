@@ -55,10 +55,13 @@ class Drafter(ABC):
     name           the first part of its tokens' kinds
     token_seconds  the time to draft a token, or 0 if it is negligible
     takes_hidden   True while the drafter needs the model's hidden states
+    image_rows     the number of rows of images in the prompt, which the drafter does not see: its tokens and positions
+                   are those of the conversation without images
     """
 
     name: str
     takes_hidden = False
+    image_rows = 0
 
     @property
     def token_seconds(self) -> float:
@@ -66,7 +69,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
-        """Predict at most `most` tokens that follow `tokens`, which are the prompt and the answer so far.
+        """Predict at most `most` tokens that follow `tokens`, which are the words of the prompt and the answer so far.
 
         The tokens of each call begin with those of the previous call. Drafters whose tokens take time call `worth`
         before each token. This method never raises an error.
@@ -75,7 +78,7 @@ class Drafter(ABC):
     def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:  # noqa: B027  (optional)
         """Receive the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
 
-        `tokens` are the prompt and the answer before the step. Later rows belong to draft tokens, which may be wrong.
+        `tokens` are as in `draft`, before the step. Later rows belong to draft tokens, which may be wrong.
         This method never raises an error.
         """
 
@@ -88,12 +91,10 @@ class DraftSource(ABC):
 
     expected  for each kind, the acceptance rate to assume until it has been measured
     error     why the source no longer drafts anything, or an empty string
-    works_with_images  False if the source needs a network to read the prompt, because the network sees no images
     """
 
     expected: Mapping[Kind, float]
     error = ""
-    works_with_images = False
 
     @abstractmethod
     def drafter(self, request: Request) -> Drafter:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _NAME = "lookup"
 _LONGEST = 32  # tokens; a longer match does not make the next token more certain
 _CANDIDATES = 16  # earlier occurrences of the last two tokens that are compared, newest first
 _REMEMBERED = 32768  # tokens of finished answers
-_BETWEEN = IMAGE_ROW  # separates remembered answers; drafts end there, and before the rows of images
+_BETWEEN = -1  # separates remembered answers; drafts end there
 # Lower bounds of the classes of match lengths, and how often the next token is right. `scripts/measure_acceptance.py`
 # measured 0.34 to 0.41, 0.44 to 0.51, 0.48 to 0.61, 0.61 to 0.70, 0.67 to 0.75, 0.71 to 0.81, 0.60 to 0.87, 0.90 and
 # 0.95 for new code and new prose, and higher rates for edits. The rates below are near the lower measured rates,
@@ -112,8 +111,6 @@ class LookupDrafter(Drafter):
 
 class LookupSource(DraftSource):
     """Creates lookup drafters, which share the memory of finished answers."""
-
-    works_with_images = True
 
     def __init__(self) -> None:
         self.expected = {_kind(length): rate for length, rate in _EXPECTED.items()} | {(_NAME, ANY): _EXPECTED[2]}

@@ -3,6 +3,9 @@
 Draft tokens are drawn as the target model draws its own tokens: with the request's sampling parameters and the same
 random numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same
 token even at high temperatures.
+
+The networks read conversations without the rows of images, at positions of their own. Their guesses are worse for it
+when an answer depends on an image, but every draft is verified.
 """
 
 from __future__ import annotations
@@ -135,7 +138,7 @@ class SequenceDrafter(Drafter):
         while len(kinds) < most and worth(kinds):
             token_started = time.perf_counter()
             [logits] = self._run(slot, known[len(slot.tokens) :], wanted=1)
-            token = sample(logits, penalized, self._sampling, position=self._skipped + len(known))
+            token = sample(logits, penalized, self._sampling, position=self._skipped + self.image_rows + len(known))
             known.append(token)
             penalized.append(token)
             kinds.append((self.name, _class_of(logits, token)))

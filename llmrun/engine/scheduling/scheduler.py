@@ -226,10 +226,15 @@ class Speculation:
         """The error that stopped a draft source, or an empty string."""
         return next((source.error for source in self._sources if source.error), "")
 
-    def begin(self, request: Request, *, has_images: bool = False) -> tuple[Sequence[Drafter], AnswerPace]:
-        """Return the drafters of a new answer, and the pace that decides how long its drafts are."""
-        sources = [source for source in self._sources if source.works_with_images or not has_images]
-        return [source.drafter(request) for source in sources], AnswerPace(self._acceptance.rate)
+    def begin(self, request: Request, image_rows: int = 0) -> tuple[Sequence[Drafter], AnswerPace]:
+        """Return the drafters of a new answer, and the pace that decides how long its drafts are.
+
+        image_rows  the number of rows of images in the prompt
+        """
+        drafters = [source.drafter(request) for source in self._sources]
+        for drafter in drafters:
+            drafter.image_rows = image_rows
+        return drafters, AnswerPace(self._acceptance.rate)
 
     def with_drafts(self, work: Sequence[Work], room: int) -> list[Work]:
         """Add drafts with at most `room` rows in total to a step that has one row for each of its answers."""
@@ -264,8 +269,12 @@ class Speculation:
                 continue
             rows = hidden[first : first + part.rows]
             first += part.rows
-            for drafter in part.answer.drafters:
-                drafter.observe_hidden(part.answer.tokens, part.depth, rows)
+            if answer.images is not None:
+                is_word = [token != IMAGE_ROW for token in answer.tokens[depth : part.end]]
+                rows = rows[is_word + [True] * (part.rows - len(is_word))]
+                depth -= answer.tokens[:depth].count(IMAGE_ROW)
+            for drafter in answer.drafters if len(rows) else ():
+                drafter.observe_hidden(answer.words, depth, rows)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
         """Record how many tokens of a draft were right. `accepted` are the tokens that the step added after `certain`.
@@ -342,7 +351,7 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
             if not plan.may_ask(drafter, pace) and not plan.promises(drafter, speed, pace, depth):
                 continue
             pace.unasked = 0
-        found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
+        found = drafter.draft(answer.words, most, partial(plan.worth, drafter, pace, depth)).first(most)
         plan.spend(found.seconds)
         best = _better(best, found, plan, pace, depth)
     return best.first(answer.n_allowed(best.tokens))
