@@ -318,7 +318,7 @@ class ScriptedBackend:
     ) -> None:
         self.vision: ScriptedVision | None = None
         if projector is not None:
-            self.vision = open_vision(projector, image_max_tokens, self._sleep)
+            self.vision = open_vision(projector, image_max_tokens)
             control_tokens = (*control_tokens, *IMAGE_TOKENS)
             chat_template = TEMPLATE if chat_template is None else chat_template
         self._voice = voice

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.errors import Cancelled, LlmrunError, UsageError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.formats.images.scaling import Box, Filter, Scaled
 from llmrun.model.vision.layout import ImageLayout, Rows, Words
@@ -63,7 +64,8 @@ class ScriptedProjector(Struct, frozen=True):
     uses_mrope  True if rows have positions in two dimensions
     has_overview  True if an image has a second tile, which is a single patch with the whole image
     end      the text after an image, which may be empty
-    encode_seconds  duration of the encoding of an image, during which `cancel` can stop it
+    encode_seconds  how long encoding an image takes
+    encode_looks  how often the engine finds an image unfinished before it is encoded
     error    a message with which every encoding fails
     weight_bytes, memory_bytes  as in Projector
     """
@@ -78,6 +80,7 @@ class ScriptedProjector(Struct, frozen=True):
     has_overview: bool = False
     end: str = END_IMAGE
     encode_seconds: float = 0.0
+    encode_looks: int = 0
     error: str = ""
     weight_bytes: int = 0
     memory_bytes: int = 0
@@ -108,31 +111,64 @@ def _whole(width: int, height: int) -> Scaled:
 
 
 class ScriptedVision:
-    """The encoder of a scripted model.
+    """The encoder of a scripted model, with lists for inspection by tests.
 
-    sleep    waits for this many seconds, or raises Cancelled
-    encoded  the layout of every image that was encoded, for inspection by tests
+    begun    every encoding that was begun
+    encoded  the layout of every image that was encoded
     """
 
-    def __init__(self, projector: ScriptedProjector, sleep: Callable[[float], None]) -> None:
+    def __init__(self, projector: ScriptedProjector) -> None:
         self.projector = projector
+        self.begun: list[ScriptedEncoding] = []
         self.encoded: list[ImageLayout] = []
-        self._sleep = sleep
 
     def close(self) -> None:
         """Do nothing, because there is no process."""
 
-    def encode(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> NDArray[np.float32]:
+    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> ScriptedEncoding:
         boxes = [box for scaled in layout.scaled for box in scaled.boxes]
         sizes = [(box.bottom - box.top, box.right - box.left, 3) for box in boxes]
         if [tile.shape for tile in tiles] != sizes:
             raise AssertionError(f"the tiles are {[tile.shape for tile in tiles]}, not {sizes}")
-        self._sleep(self.projector.encode_seconds)
-        if self.projector.error:
-            raise LlmrunError(self.projector.error)
-        self.encoded.append(layout)
-        pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
-        return np.concatenate([_rows_of(tiles[piece.tile], piece) for piece in pieces])
+        if self.begun and not self.begun[-1].has_ended:
+            raise AssertionError("an image is being encoded")
+        self.begun.append(ScriptedEncoding(self, tiles, layout))
+        return self.begun[-1]
+
+
+class ScriptedEncoding:
+    """An image that a scripted encoder encodes.
+
+    waited         how often the engine waited for the image, instead of only looking
+    is_cancelled   True after `cancel`
+    has_ended      True after the rows or an error
+    """
+
+    def __init__(self, vision: ScriptedVision, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> None:
+        self._vision, self._tiles, self._layout = vision, tiles, layout
+        self._looks, self._end = vision.projector.encode_looks, time.monotonic() + vision.projector.encode_seconds
+        self.waited = 0
+        self.is_cancelled = self.has_ended = False
+
+    def advance(self, seconds: float) -> NDArray[np.float32] | None:
+        self.waited += seconds > 0
+        if self.is_cancelled:
+            self.has_ended = True
+            raise Cancelled("stopped in the middle of an image")
+        if self._looks > 0 or time.monotonic() + seconds < self._end:
+            self._looks -= 1
+            time.sleep(seconds)
+            return None
+        time.sleep(max(self._end - time.monotonic(), 0.0))
+        self.has_ended = True
+        if error := self._vision.projector.error:
+            raise LlmrunError(error)
+        self._vision.encoded.append(self._layout)
+        pieces = [piece for piece in self._layout.pieces if isinstance(piece, Rows)]
+        return np.concatenate([_rows_of(self._tiles[piece.tile], piece) for piece in pieces])
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 def _rows_of(tile: NDArray[np.uint8], piece: Rows) -> NDArray[np.float32]:
@@ -142,7 +178,7 @@ def _rows_of(tile: NDArray[np.uint8], piece: Rows) -> NDArray[np.float32]:
     return np.concatenate([patches, np.tile(digest, (len(patches), 1))], 1, dtype=np.float32)
 
 
-def open_vision(path: Path, most: int | None, sleep: Callable[[float], None]) -> ScriptedVision:
+def open_vision(path: Path, most: int | None) -> ScriptedVision:
     """Return the default encoder or, for a .json file, the encoder that the file describes. Raises UsageError.
 
     most  the most rows of an image
@@ -155,7 +191,7 @@ def open_vision(path: Path, most: int | None, sleep: Callable[[float], None]) ->
     if most is not None:
         side = max(int(most**0.5), 1)
         projector = msgspec.structs.replace(projector, columns=side, lines=side)
-    return ScriptedVision(projector, sleep)
+    return ScriptedVision(projector)
 
 
 def cached_rows(batch: Batch) -> dict[int, int]:

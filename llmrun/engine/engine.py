@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError, UsageError
+from llmrun.base.errors import Cancelled, KVFull, UsageError
 from llmrun.base.machine.memory import return_freed_memory
+from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
@@ -366,18 +367,15 @@ class Engine:
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
-        waits_for_image = False
-        if self.image_encoder is not None:
-            events += self._encode_image(self.image_encoder)
-            waits_for_image = self.image_encoder.next_of(requests.running) is not None
+        events += self._advance_images()
+        waiting = [] if self.image_encoder is None else self.image_encoder.waiting
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
-        if not work and self.image_encoder is not None and waits_for_image:
-            self.image_encoder.wait()
-            return events
+        if begun := begun_by(work, waiting):
+            self._on_begin(begun)
+        if not work and waiting:
+            return events + self._advance_images(may_wait=True)
         if not work:
             return events + (requests.make_room() if requests.running else [])
-        if begun := begun_by(work):
-            self._on_begin(begun)
         started = time.perf_counter()
         try:
             work, outputs = self._forward(work)
@@ -406,29 +404,15 @@ class Engine:
         requests.retire()
         return events
 
-    def _encode_image(self, encoder: ImageEncoder) -> list[Event]:
-        """Encode one image of a running request, if one is needed and decoded. Its errors end only this request."""
-        running = self._requests.running
-        if (answer := encoder.next_of(running)) is None:
+    def _advance_images(self, *, may_wait: bool = False) -> list[Event]:
+        """Advance the encoding of images, whose errors end only the requests that need the image."""
+        if self.image_encoder is None:
             return []
-        depth, is_new = len(running[answer].tokens), answer.prefill_started is None
-        answer.prefill_started = answer.prefill_started or time.perf_counter()
-        is_decoded = encoder.has_decoded(answer, depth)
-        if is_new or (answer.runs_alone and is_decoded):
-            self._on_begin([answer.request_id])
-        if not is_decoded:
-            return []
-        try:
-            encoder.encode(answer, depth)
-        except Cancelled:
-            return self._end_cancelled()
-        except BackendCrashed:
-            raise
-        except LlmrunError as error:
-            events: list[Event] = [answer.fail(error)]
+        failed = self.image_encoder.advance(self._requests.running, may_wait=may_wait)
+        events: list[Event] = [answer.fail(error) for answer, error in failed]
+        if events:
             self._requests.retire()
-            return events
-        return []
+        return events
 
     def prefill_progress(self) -> list[PrefillProgress]:
         """Return the expected progress of the prompts in the running pass, if any. Thread-safe."""
@@ -456,6 +440,7 @@ class Engine:
                     yield event
         finally:
             self._requests.drop_all()
+            self._advance_images()  # stops the encoding
 
     def _end_cancelled(self) -> list[Event]:
         wishes = self._cancel_wishes.copy()
@@ -467,8 +452,6 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Cancel a request, so that the next `step` ends it with Finished(CANCELLED). Ignores unknown and ended ids."""
         self._cancel_wishes.append(request_id)
-        if self.image_encoder is not None and self.image_encoder.encoding == request_id:
-            self._backend.cancel()  # encoding may take minutes; a step that is stopped by mistake is repeated
 
     def status(self) -> EngineStatus:
         """Return the state of the engine. Call this method between steps."""
@@ -564,7 +547,7 @@ class Engine:
         if timings.steps > _LEAST_STEPS and timings.decode_s > 0:
             # Steps with accepted drafts count once, so drafts never make the speed of a step look better than it is.
             self._best_decode = max(self._best_decode, (timings.steps - 1) / timings.decode_s)
-        # Images are decoded while steps run, so the time without images would be too short.
+        # Images are encoded while steps run, so the time without images would be too short.
         if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED and not timings.encoded_images:
             self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
 

@@ -1,33 +1,35 @@
-"""Encodes the images of requests between steps, and keeps the embeddings of recent images."""
+"""Decodes and encodes the images of requests while steps run, and keeps the embeddings of recent images."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import cached_property
-from threading import Thread
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from llmrun.base.errors import Cancelled
+from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.engine.costs import MOST_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import Vision
+    from llmrun.backends.base import Encoding, Vision
     from llmrun.engine.answer import Answer
-    from llmrun.engine.image_rows import PromptImage
+    from llmrun.engine.image_rows import PromptImage, PromptImages
     from llmrun.engine.slots import Slot
     from llmrun.formats.images.decoding import ImageDecoder
     from llmrun.model.vision.layout import Projector
 
 _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
-# At most so many rows of text take as long as encoding a row of an image. Gemma 3's rows take 21 GFLOP each, so with a
-# smaller number, an encoding on a slow processor would be taken for a hang, which ends all requests.
-_TEXT_ROWS: Final = 64
+_WAIT_S: Final = 0.01  # if nothing else can run; meanwhile, nobody sees a new request
+
+
+Key = tuple[str, bytes]  # the scope of a request's prefixes, and `PromptImage.key`
 
 
 class RecentRows:
@@ -39,7 +41,7 @@ class RecentRows:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._rows: OrderedDict[tuple[str, bytes], NDArray[np.float32]] = OrderedDict()
+        self._rows: OrderedDict[Key, NDArray[np.float32]] = OrderedDict()
 
     def find(self, scope: str, image: PromptImage) -> NDArray[np.float32] | None:
         """Return the embeddings of an image, or None if they are not known."""
@@ -62,58 +64,76 @@ class RecentRows:
         self._rows.clear()
 
 
-class _Decoding(Thread):
-    """Decodes an image while steps run, because an image of 64 megapixels takes ten seconds.
+class _Need(NamedTuple):
+    """An image that a running request lacks.
 
-    seconds  how long decoding took
+    rank     how many images of the request come first; small ranks go first, so that a request with many images does
+             not hold up the others
+    number   the index of the image in the prompt
+    is_near  True if the next large step could reach the image, so that it should be encoded
     """
 
-    def __init__(self, decoder: ImageDecoder, image: PromptImage) -> None:
-        super().__init__(name="decoding", daemon=True)
-        self.image, self.seconds = image, 0.0
-        self._decoder = decoder
-        self._tiles: list[NDArray[np.uint8]] = []
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        began = time.perf_counter()
-        try:
-            self._tiles = self._decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
-        except BaseException as error:  # noqa: BLE001 - `tiles` raises it
-            self._error = error
-        self.seconds = time.perf_counter() - began
+    rank: int
+    key: Key
+    answer: Answer
+    number: int
+    is_near: bool
 
     @property
-    def tiles(self) -> list[NDArray[np.uint8]]:
-        """The tiles of the decoded image. Raises the errors of `ImageDecoder.tiles`."""
-        if self._error is not None:
-            raise self._error
-        return self._tiles
+    def images(self) -> PromptImages:
+        assert self.answer.images is not None, "the request has images"
+        return self.answer.images
 
-    def stop(self) -> None:
-        """Stop decoding soon."""
-        if self.is_alive():
-            self._decoder.kill()
+    @property
+    def image(self) -> PromptImage:
+        return self.images.images[self.number]
+
+
+class _Job:
+    """An image on its way from its file to its rows. A decoder decodes one image while another one is encoded.
+
+    tiles     the decoded tiles
+    encoding  the work of the encoder, or None while it does not work on this image
+    """
+
+    def __init__(self, image: PromptImage, decoder: ImageDecoder, threads: Executor) -> None:
+        self.image, self.began = image, time.perf_counter()
+        self.tiles: Future[list[NDArray[np.uint8]]] = threads.submit(self._decoded, decoder)
+        self.encoding: Encoding | None = None
+
+    def _decoded(self, decoder: ImageDecoder) -> list[NDArray[np.uint8]]:
+        return decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
+
+    def encoded(self, vision: Vision, seconds: float) -> NDArray[np.float32] | None:
+        """Encode the decoded image, waiting at most so many seconds, and return the rows if they are complete.
+
+        Raises LlmrunError if the image cannot be decoded or encoded, and Cancelled after `stop`.
+        """
+        if self.encoding is None:
+            self.encoding = vision.begin(self.tiles.result(), self.image.layout)
+        return self.encoding.advance(seconds)
+
+    def stop(self, decoder: ImageDecoder) -> None:
+        """Stop soon."""
+        if self.encoding is not None:
+            self.encoding.cancel()
+        elif not (self.tiles.done() or self.tiles.cancel()):
+            decoder.kill()
 
 
 class ImageEncoder:
-    """Encodes the next image of the running requests.
+    """Encodes the images of the running requests.
 
-    on_encode    called before an image is encoded, with the maximum number of rows of text that take as long
-    encoding     the id of the request whose image is being encoded, or None
+    waiting      the running requests whose next image is not encoded yet
     row_seconds  how long a row of an image takes, or 0 until an image was encoded
-    wait_s       how many seconds a step waits for the decoding of an image; small images take less
     """
-
-    wait_s = 0.05
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
-        self._decoding: _Decoding | None = None
+        self._jobs: dict[Key, _Job] = {}
+        self._last_end = 0.0  # when the last image was encoded
         self.recent = RecentRows()
-        self.on_encode: Callable[[int], None] = lambda rows: None
-        self.encoding: int | None = None
+        self.waiting: list[Answer] = []
         self.row_seconds = 0.0
 
     @property
@@ -127,95 +147,111 @@ class ImageEncoder:
 
         return ImageDecoder()
 
-    def next_of(self, running: Mapping[Answer, Slot]) -> Answer | None:
-        """Supply the embeddings that are known already, and return the request whose image is to be encoded next.
+    @cached_property
+    def _threads(self) -> Executor:
+        return ThreadPoolExecutor(1, "decoding")  # an image of 64 megapixels takes ten seconds
 
-        An image is needed if the next large step could reach it. The request whose image is being decoded is next, or
-        else the one with the fewest encoded images, so that a request with many images does not hold up the others. The
-        decoding of an image that no request needs any more is stopped.
+    def advance(self, running: Mapping[Answer, Slot], *, may_wait: bool = False) -> list[tuple[Answer, LlmrunError]]:
+        """Decode the next images, encode one of them, and supply the rows that are complete.
+
+        Work on images that no request needs any more is stopped.
+
+        may_wait  wait a moment for the image, instead of only looking
+        Returns the requests whose image cannot be decoded or encoded, and the errors.
         """
-        waiting = []
-        decoding: Answer | None = None
+        needs = sorted(self._needs(running), key=lambda need: (not need.is_near, need.rank))
+        self._stop_all_but({need.key for need in needs})
+        self._decode(needs)
+        failed: list[tuple[Answer, LlmrunError]] = []
+        if (key := self._current(needs)) is not None:
+            job = self._jobs[key]
+            asking = [need for need in needs if need.key == key]
+            try:
+                if (rows := job.encoded(self._vision, _WAIT_S if may_wait else 0.0)) is not None:
+                    self._supply(key, rows, asking)
+            except Cancelled:
+                job.encoding = None
+            except LlmrunError as error:  # it names the image as in the prompt of the first request
+                del self._jobs[key]
+                failed = [(need.answer, error) for need in asking if need.image.name == job.image.name]
+        elif may_wait:
+            wait(self._decoding, _WAIT_S)
+        over = [answer for answer, _ in failed]
+        self.waiting = [
+            need.answer
+            for need in needs
+            if need.is_near and need.answer not in over and need.number not in need.images.rows
+        ]
+        return failed
+
+    def _needs(self, running: Mapping[Answer, Slot]) -> Iterator[_Need]:
+        """Supply the known rows of images that the next large step could reach, and yield the next two other images."""
         for answer, slot in running.items():
-            if answer.images is None:
+            if (images := answer.images) is None:
                 continue
-            depth = len(slot.tokens)
-            while (index := answer.images.needed(depth, depth + MOST_ROWS)) is not None:
-                image = answer.images.images[index]
-                rows = self.recent.find(answer.prefix_scope, image)
-                if rows is None:
-                    if self._decoding is not None and self._decoding.image is image:
-                        decoding = answer
-                    waiting.append((answer.encoded_images, index, answer))
-                    break
-                answer.images.rows[index] = rows
-        if self._decoding is not None and decoding is None:
-            self._decoding.stop()
-            self._decoding = None
-        return decoding or (min(waiting, key=lambda each: each[0])[2] if waiting else None)
+            depth, scope = len(slot.tokens), answer.prefix_scope
+            near = images.missing(depth, depth + MOST_ROWS)
+            for index in near:
+                if (rows := self.recent.find(scope, images.images[index])) is not None:
+                    images.rows[index] = rows
+            missing = images.missing(depth)
+            unknown = (index for index in missing if not self.recent.knows(scope, images.images[index]))
+            for rank, index in enumerate(islice(unknown, 2), answer.encoded_images):
+                yield _Need(rank, (scope, images.images[index].key), answer, index, index in near)
 
-    def has_decoded(self, answer: Answer, depth: int) -> bool:
-        """Begin to decode the next image of a request, unless this has begun, and return whether it is decoded."""
-        if self._decoding is None:
-            self._decoding = _Decoding(self._decoder, self._next_image(answer, depth)[1])
-            self.wait()
-        return not self._decoding.is_alive()
+    def _stop_all_but(self, needed: set[Key]) -> None:
+        for key, job in list(self._jobs.items()):
+            if key not in needed:
+                job.stop(self._decoder)
+                if job.encoding is None:  # otherwise, the encoder is not ready for another image
+                    del self._jobs[key]
 
-    def wait(self) -> None:
-        """Wait a moment for the image that is being decoded, if any."""
-        if self._decoding is not None:
-            self._decoding.join(self.wait_s)
+    @property
+    def _decoding(self) -> list[Future[list[NDArray[np.uint8]]]]:
+        """The image that is being decoded, if any."""
+        return [job.tiles for job in self._jobs.values() if not job.tiles.done()]
 
-    def _next_image(self, answer: Answer, depth: int) -> tuple[int, PromptImage]:
-        assert answer.images is not None, "the request has images"
-        index = answer.images.needed(depth, depth + MOST_ROWS)
-        assert index is not None, "`next_of` has chosen this request"
-        return index, answer.images.images[index]
+    def _decode(self, needs: Sequence[_Need]) -> None:
+        """Begin to decode the first or the second image that is needed, unless an image is being decoded."""
+        images = {need.key: need.image for need in needs}
+        for key in islice(images, 2):
+            if key not in self._jobs and not self._decoding:
+                self._jobs[key] = _Job(images[key], self._decoder, self._threads)
 
-    def encode(self, answer: Answer, depth: int) -> None:
-        """Encode the next image of a request that has `depth` tokens in the cache. The image has been decoded.
+    def _current(self, needs: Sequence[_Need]) -> Key | None:
+        """Return the image that is being encoded, or else the next one to encode if it is decoded, or None."""
+        encoding = [key for key, job in self._jobs.items() if job.encoding is not None]
+        near = [need.key for need in needs if need.is_near and need.key in self._jobs]
+        return next(iter([*encoding, *(key for key in near if self._jobs[key].tiles.done())]), None)
 
-        Raises Cancelled, BackendCrashed, and LlmrunError if the image or the encoder fails.
-        """
-        assert answer.images is not None, "the request has images"
-        assert self._decoding is not None, "the image has been decoded"
-        index, image = self._next_image(answer, depth)
-        decoded, self._decoding = self._decoding, None
-        began, seconds = time.perf_counter(), decoded.seconds
-        self.on_encode(_TEXT_ROWS * image.layout.rows)
-        self.encoding = answer.request_id
-        try:
-            rows = self._vision.encode(decoded.tiles, image.layout)
-        except Cancelled:  # perhaps because of another request
-            self._decoding, seconds = decoded, 0.0
-            raise
-        finally:
-            self.encoding = None
-            seconds += time.perf_counter() - began
-            answer.encode_s += seconds
-        answer.images.rows[index] = rows
-        answer.encoded_images += 1
-        self.recent.add(answer.prefix_scope, image, rows)
+    def _supply(self, key: Key, rows: NDArray[np.float32], asking: Sequence[_Need]) -> None:
+        """Give the rows of an image to the requests that need it. The first of them is said to have encoded it."""
+        job, now = self._jobs.pop(key), time.perf_counter()
+        seconds, self._last_end = now - max(job.began, self._last_end), now
+        for need in asking:
+            need.images.rows[need.number] = rows
+        if asking:
+            asking[0].answer.encode_s += seconds
+            asking[0].answer.encoded_images += 1
+        self.recent.add(key[0], job.image, rows)
         weight = _LEARNT if self.row_seconds else 1.0
-        self.row_seconds += weight * (seconds / image.layout.rows - self.row_seconds)
+        self.row_seconds += weight * (seconds / job.image.layout.rows - self.row_seconds)
 
     def expected_seconds(self, answer: Answer, depth: int) -> float:
         """Return how long encoding the images after a position of a prompt will probably take. Thread-safe."""
-        if answer.images is None:
+        if (images := answer.images) is None:
             return 0.0
-        unknown = [
-            image.layout.rows
-            for image in answer.images.after(depth)
-            if not self.recent.knows(answer.prefix_scope, image)
-        ]
-        return self.row_seconds * sum(unknown)
+        missing = {images.images[index].key: images.images[index] for index in images.missing(depth)}
+        unknown = [image for image in missing.values() if not self.recent.knows(answer.prefix_scope, image)]
+        return self.row_seconds * sum(image.layout.rows for image in unknown)
 
     def close(self) -> None:
-        """End the process that decodes images. Idempotent."""
-        if self._decoding is not None:
-            while self._decoding.is_alive():
-                self._decoding.stop()
-                self._decoding.join(self.wait_s)
-            self._decoding = None
-        if "_decoder" in vars(self):
+        """Stop all work, and end the process that decodes images. Idempotent."""
+        self._stop_all_but(set())
+        self._jobs.clear()
+        if (threads := vars(self).pop("_threads", None)) is not None:
+            ended = threads.submit(lambda: None)
+            while wait([ended], _WAIT_S).not_done:
+                self._decoder.kill()
+            threads.shutdown()
             self._decoder.close()

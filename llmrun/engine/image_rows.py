@@ -136,30 +136,26 @@ class PromptImages:
     def step_end(self, depth: int, end: int) -> int:
         """Return where a step that begins at position `depth` should end, given that it should end at `end`.
 
-        A step has only rows whose embeddings are known. A tile that is not causal is never divided, even if the
-        step becomes longer.
+        A step has only rows whose embeddings are known, as that of its first row is. A tile that is not causal is never
+        divided, even if the step becomes longer.
         """
         for tile in self._from(depth):
             if tile.start >= end:
                 break
             if tile.image not in self.rows:
-                return max(tile.start, depth)
+                return tile.start
             if not self.is_causal and tile.end > end:
                 return tile.start if tile.start > depth else tile.end
         return end
 
-    def needed(self, depth: int, end: int) -> int | None:
-        """Return the index of the first image between two positions whose embeddings are unknown, or None."""
-        for tile in self._from(depth):
-            if tile.start >= end:
-                break
-            if tile.image not in self.rows:
-                return tile.image
-        return None
+    def lacks_row(self, position: int) -> bool:
+        """Return whether the row at a position belongs to an image whose embeddings are unknown."""
+        return (image := self.at(position)) is not None and image not in self.rows
 
-    def after(self, depth: int) -> list[PromptImage]:
-        """Return the images that end after a position."""
-        return [self.images[index] for index in dict.fromkeys(tile.image for tile in self._from(depth))]
+    def missing(self, depth: int, end: int = sys.maxsize) -> list[int]:
+        """Return the indexes of the images between two positions whose embeddings are unknown, in order."""
+        found = dict.fromkeys(tile.image for tile in self._from(depth) if tile.start < end)
+        return [index for index in found if index not in self.rows]
 
     def release(self, depth: int) -> None:
         """Forget the embeddings of images that end at or before a position."""

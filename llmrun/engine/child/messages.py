@@ -275,7 +275,7 @@ class Beat(Portable, frozen=True):
     longest_step_s  the longest of the last steps in seconds
     wait_s          the predicted wait of a new request in seconds
     patience        how many times longer than others the step that is running may take; texts for an encoder can have
-                    more rows than other steps, and an image takes as long as many rows
+                    more rows than other steps
     steps           steps since the model was opened
     others          as in `Engine.status`
     """

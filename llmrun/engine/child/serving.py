@@ -353,8 +353,6 @@ class EngineServing:
         # A file is forgotten when the cache no longer holds any state that might be saved in it.
         self._files: WeakValueDictionary[StatePlace, SavedFile] = WeakValueDictionary()
         self._embedding = Embedding(engine, send, heart.expect_rows)
-        if engine.image_encoder is not None:
-            engine.image_encoder.on_encode = heart.expect_rows
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # True if a request began in the current step
         self._runs = threading.Event()  # set while the engine has work

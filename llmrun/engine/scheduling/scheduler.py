@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmrun.backends.base import ROWS_PER_ANSWER
-from llmrun.base.types import HIDDEN, LOGITS, Batch
+from llmrun.base.types import HIDDEN, IMAGE_ROW, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer, PrefixWait
 from llmrun.engine.costs import EFFICIENT_ROWS, EMPTY, MOST_ROWS, StepCosts, StepSize
@@ -62,10 +62,7 @@ class Work(Struct, frozen=True):
 
     @classmethod
     def next_of(cls, answer: Answer, slot: Slot, most: int) -> Work:
-        """Return the next work of a request, with at most `most` rows, or more for an image that must stay whole.
-
-        There are no rows if the next one belongs to an image that has not been encoded yet.
-        """
+        """Return the next work of a request, with at most `most` rows, or more for an image that must stay whole."""
         depth = len(slot.tokens)
         end = min(depth + most, len(answer.tokens))
         if answer.images is not None:
@@ -267,7 +264,7 @@ class Speculation:
         for part in work:
             if not part.takes_hidden:
                 continue
-            rows = hidden[first : first + part.rows]
+            answer, rows, depth = part.answer, hidden[first : first + part.rows], part.depth
             first += part.rows
             if answer.images is not None:
                 is_word = [token != IMAGE_ROW for token in answer.tokens[depth : part.end]]
@@ -546,9 +543,15 @@ class Scheduler:
         """Choose the next tokens of each running request: tokens of an answer and a draft, or a chunk of a prompt.
 
         Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
-        tokens would take the room that other requests need to finish.
+        tokens would take the room that other requests need to finish. A request whose next row belongs to an image that
+        is not encoded yet waits, as if it were not running.
         """
         self._step += 1
+        running = {
+            answer: slot
+            for answer, slot in running.items()
+            if answer.images is None or not answer.images.lacks_row(len(slot.tokens))
+        }
         for answer, slot in running.items():
             if answer.runs_alone and (work := self._divided({answer: slot}, waiting, room)):
                 return work
@@ -559,7 +562,7 @@ class Scheduler:
         most = max(self._rows_per_step // max(len(running), 1), 1)
         prompts = {answer: slot for answer, slot in running.items() if len(answer.tokens) - len(slot.tokens) > 1}
         work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in prompts]
-        work = [part for part in work if part.tokens and _has_room(part, room)]
+        work = [part for part in work if _has_room(part, room)]
         left = max(self._rows_per_step - sum(part.rows for part in work), 1)
         if prompts:
             work += self._chunks(prompts, waiting, room, left, size_of(work))
@@ -623,7 +626,7 @@ class Scheduler:
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
-            if part.tokens and _has_room(part, room):
+            if _has_room(part, room):
                 size = size.with_chunk(part.rows, depth)
                 left -= part.rows
                 describable -= part.described_prompt
@@ -637,12 +640,13 @@ def _has_room(part: Work, room: Room) -> bool:
     return part.answer.paused_at is None
 
 
-def begun_by(work: Sequence[Work]) -> list[int]:
-    """Record the start of requests that run for the first time in this step, and return their ids.
+def begun_by(work: Sequence[Work], waiting: Sequence[Answer] = ()) -> list[int]:
+    """Record the start of requests that run or wait for an image for the first time, and return their ids.
 
     A request that has to run alone begins again if its first step was cancelled or found the cache full.
     """
     new = [part.answer for part in work if part.answer.prefill_started is None or part.answer.runs_alone]
+    new += [answer for answer in waiting if answer.prefill_started is None and answer not in new]
     for answer in new:
         answer.prefill_started = answer.prefill_started or time.perf_counter()
     return [answer.request_id for answer in new]

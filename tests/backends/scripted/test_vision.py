@@ -35,7 +35,8 @@ def test_echo_describes_what_the_model_saw(tmp_path: Path) -> None:
     backend = scripted(tmp_path)
     assert backend.vision is not None
     layout = backend.vision.projector.layout(70, 40)
-    rows = backend.vision.encode([picture(96, 64)], layout)
+    rows = backend.vision.begin([picture(96, 64)], layout).advance(0)
+    assert rows is not None
     assert rows.shape == (layout.rows, backend.vision.projector.row_width) == (6, 8)
     backend.forward(batch(6, rows))
     history = "".join(chr(number & 0x3FFFFF) for number in backend.kv.sequences[0])
@@ -48,7 +49,9 @@ def test_different_pictures_have_different_rows(tmp_path: Path) -> None:
     layout = backend.vision.projector.layout(64, 32)
     other = picture(64, 32)
     other[0, 40] = 0
-    one, two = (backend.vision.encode([pixels], layout) for pixels in (picture(64, 32), other))
+    one, two = (backend.vision.begin([pixels], layout).advance(0) for pixels in (picture(64, 32), other))
+    assert one is not None
+    assert two is not None
     assert (one != two).any(1).all()
 
 
@@ -65,11 +68,27 @@ def test_rows_of_images_follow_the_rules_of_the_seam(tmp_path: Path) -> None:
 
 
 def test_cancel_stops_an_encoding(tmp_path: Path) -> None:
-    backend = scripted(tmp_path, encode_seconds=60.0)
-    assert backend.vision is not None
-    backend.cancel()
+    vision = scripted(tmp_path, encode_seconds=60.0).vision
+    assert vision is not None
+    layout = vision.projector.layout(1, 1)
+    encoding = vision.begin([picture(32, 32)], layout)
+    assert encoding.advance(0.01) is None
+    with pytest.raises(AssertionError, match="an image is being encoded"):
+        vision.begin([picture(32, 32)], layout)
+    encoding.cancel()
     with pytest.raises(Cancelled):
-        backend.vision.encode([picture(32, 32)], backend.vision.projector.layout(1, 1))
+        encoding.advance(0.01)
+    vision.begin([picture(32, 32)], layout)
+    assert vision.encoded == []
+
+
+def test_encodings_take_as_many_looks_as_asked(tmp_path: Path) -> None:
+    vision = scripted(tmp_path, encode_looks=2).vision
+    assert vision is not None
+    layout = vision.projector.layout(1, 1)
+    encoding = vision.begin([picture(32, 32)], layout)
+    assert [encoding.advance(0) is None for _ in range(3)] == [True, True, False]
+    assert vision.encoded == [layout]
 
 
 def test_scripted_models_open_with_a_projector(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.scripted_vision import ScriptedVision
 from llmrun.base.errors import UsageError
 from llmrun.engine.child.messages import (
     Ask,
@@ -95,19 +97,35 @@ def test_the_process_answers_about_images(server: Server) -> None:
     assert server.next(PromptCounted).tokens == taken.prompt_tokens
 
 
-def test_requests_begin_before_their_images_are_encoded(server: Server) -> None:
+def ask_slowly(server: Server) -> ScriptedVision:
+    """Ask about an image whose encoding takes a minute, and before which no row can run."""
+    server.answer(1, ask([FILES[0], "?"]))  # leaves everything before the image in the cache
     assert server.engine.image_encoder is not None
-    encode, begun = server.engine.image_encoder._vision.encode, list[bool]()
+    vision = server.engine.image_encoder._vision
+    assert isinstance(vision, ScriptedVision)
+    vision.projector = structs.replace(vision.projector, encode_seconds=60.0)
+    while not server.messages.empty():
+        server.messages.get()
+    server.ask(2, ask([FILES[1], "?"]))
+    return vision
 
-    def watched(*given: object) -> object:
-        begun.append(any(isinstance(message, Begun) for message in server.messages.queue))
-        return encode(*given)  # type: ignore[arg-type]
 
-    server.engine.image_encoder._vision.encode = watched  # type: ignore[assignment, method-assign]
-    server.ask(1, ask([FILES[0], "?"]))
-    while not begun:
-        time.sleep(0.01)
-    assert begun == [True]
+def test_requests_begin_before_their_images_are_encoded(server: Server) -> None:
+    vision = ask_slowly(server)
+    assert server.next(Begun).ids == (2,)
+    assert len(vision.encoded) == 1
+
+
+def test_long_encodings_are_no_hangs(server: Server) -> None:
+    """The server ends a process whose steps do not grow while it is busy."""
+    vision = ask_slowly(server)
+    server.next(Begun)
+    beats: list[Beat] = []
+    while len(beats) < 3:
+        beats += filter(None, [server.next(Stepped).beat])
+    assert all(beat.busy and beat.patience == 1.0 for beat in beats)
+    assert beats[0].steps < beats[1].steps < beats[2].steps
+    assert len(vision.encoded) == 1
 
 
 def test_misses_name_the_image_that_differs(server: Server) -> None:

@@ -6,6 +6,9 @@ differs from the answer of a fresh engine.
 
 from __future__ import annotations
 
+import importlib.metadata
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from llmrun.backends.scripted_vision import ScriptedEncoding
 from llmrun.base.types import Adapter
 from llmrun.engine.adapters import AdaptedTokens
 from llmrun.engine.engine import Engine
@@ -24,6 +28,8 @@ from llmrun.engine.image_rows import PromptImage
 from llmrun.engine.requests import Request, StatePlace
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
+from llmrun.formats.images import decoding
+from llmrun.formats.images.decoding import decoder_version
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.pictures import BLUE, GREEN, RED, Sight, ask, plain, png
 from tests.support.tiers import examples
@@ -38,6 +44,7 @@ KINDS: list[dict[str, Any]] = [
     {"uses_mrope": True},
     {"has_overview": True},
     {"is_causal": False, "has_overview": True},
+    {"encode_looks": 5},
 ]
 
 
@@ -131,18 +138,56 @@ def test_answers_do_not_depend_on_earlier_images(
         assert answer.tokens == fresh(tmp_path, request, kind).tokens
 
 
-def test_concurrent_requests_encode_an_image_once(tmp_path: Path) -> None:
-    sight = Sight(tmp_path, max_sequences=3)
-    answers = answer_all(sight.engine, [ask([text, FILES[0], "?"]) for text in ("one", "two", "three")])
-    assert sight.encoded == 1
-    assert [answer.finished.timings.encoded_images for answer in answers] == [1, 0, 0]
+@pytest.mark.parametrize("looks", [0, 20])
+@pytest.mark.parametrize("texts", [["what?"] * 8, list("abcdefgh")])
+def test_eight_clients_encode_an_image_once(tmp_path: Path, texts: list[str], looks: int) -> None:
+    """The clients ask the same, so that seven wait for a prefix, or have other words before the image."""
+    sight = Sight(tmp_path, {"encode_looks": looks}, max_sequences=8)
+    requests = [ask([text, FILES[0], "?"]) for text in texts]
+    answers = answer_all(sight.engine, requests)
+    assert [answer.text for answer in answers] == [f"You said: {text}[16 rows of #ff0000]?" for text in texts]
+    assert len(begun(sight)) == sight.encoded == len(sight.decoder.names) == 1
+    assert sum(answer.finished.timings.encoded_images for answer in answers) == 1
+    again = [ask([text, FILES[0], "?"], answer.text, "more") for text, answer in zip(texts, answers, strict=True)]
+    answer_all(sight.engine, again)
+    assert len(begun(sight)) == len(sight.decoder.names) == 1
 
 
-def test_tenants_do_not_share_encoded_images(tmp_path: Path) -> None:
-    sight = Sight(tmp_path)
-    for tenant, encoded in (("a", 1), ("b", 2), ("a", 2)):
-        answer_all(sight.engine, [ask([FILES[0], "?"], tenant=tenant)])
-        assert sight.encoded == encoded
+def begun(sight: Sight) -> list[ScriptedEncoding]:
+    assert sight.backend.vision is not None
+    return sight.backend.vision.begun
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_tenants_share_no_images_unless_asked(tmp_path: Path, shares: bool, together: bool) -> None:
+    sight = Sight(tmp_path, {"encode_looks": 5}, max_sequences=4, share_prefixes=shares)
+    requests = [ask([text, FILES[0], "?"], tenant=tenant) for text, tenant in zip("1234", "abab", strict=True)]
+    for batch in [requests] if together else [[request] for request in requests]:
+        answer_all(sight.engine, batch)
+    assert len(begun(sight)) == (1 if shares else 2)
+
+
+def test_another_decoder_never_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of libjpeg decode the same file to other pixels, so saved states must not be continued with them."""
+    projector = Sight(tmp_path).backend.vision.projector  # type: ignore[union-attr]
+    image = PromptImage.of("image 1", FILES[0], "auto", projector)
+    assert importlib.metadata.version("pillow") in decoder_version()
+    for name, version in (("installed_version", lambda name: "9.0"), ("VERSION", 0)):
+        monkeypatch.setattr(decoding, name, version)
+        decoder_version.cache_clear()
+        assert PromptImage.of("image 1", FILES[0], "auto", projector).key != image.key
+        monkeypatch.undo()
+    decoder_version.cache_clear()
+
+
+@pytest.mark.push
+def test_the_decoder_is_not_imported_for_its_version() -> None:
+    code = (
+        "import sys; from llmrun.formats.images.decoding import decoder_version; decoder_version();"
+        "sys.exit('PIL' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_forgotten_images_are_encoded_again(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import IMAGE_ROW, Batch
-from llmrun.engine.drafting.base import Drafter, DraftSource, Kind
+from llmrun.engine.drafting.base import DraftSource
+from llmrun.engine.drafting.head import HeadSource
 from llmrun.engine.drafting.lookup import LookupSource
+from llmrun.engine.drafting.model import ModelSource
 from llmrun.engine.requests import IMAGE_MARKER, Request, TextPrompt
 from llmrun.engine.slots import whole_images
+from tests.engine.drafting.test_head import TRUE, ScriptedHead
 from tests.support.engine.answers import answer_all, run_to_the_end
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.pictures import BLUE, RED, Sight, ask, plain, png
 
 WIDE, TALL = png(plain(160, 64, RED)), png(plain(32, 96, BLUE))  # 5 x 2 and 1 x 3 patches
-
-
-class Refusing(DraftSource):
-    """A source whose drafts need a network that sees no images."""
-
-    expected: Mapping[Kind, float] = {}
-
-    def drafter(self, request: Request) -> Drafter:
-        raise AssertionError("the network sees no images")
 
 
 def joined(batches: list[Batch], name: str) -> np.ndarray:
@@ -147,11 +143,63 @@ def test_penalties_pass_over_image_rows(tmp_path: Path, changed: dict[str, Any])
 
 
 def test_lookup_drafts_answers_about_images(tmp_path: Path) -> None:
-    """Drafts end before the rows of images. Networks that see no images draft nothing."""
     request = ask(["one two three four five six seven " * 3, WIDE, "one two three"], max_tokens=200)
     [plain_answer] = answer_all(Sight(tmp_path).engine, [request])
     sight = Sight(tmp_path)
-    speculate_eagerly(sight.engine, [LookupSource(), Refusing()])
+    speculate_eagerly(sight.engine, [LookupSource()])
     [answer] = answer_all(sight.engine, [request])
     assert answer.text == plain_answer.text
     assert answer.finished.timings.accepted_tokens > 20
+
+
+class BlindHead(ScriptedHead):
+    """A head whose model sees no images, so that its hidden states differ from those of the model."""
+
+    def _whose(self, seq: int, position: int, state: NDArray[np.float32]) -> str:
+        return TRUE
+
+
+def noisy(tmp_path: Path, projector: dict[str, Any]) -> Sight:
+    """Return an engine whose answers are random, but depend only on the last four tokens."""
+    sight = Sight(tmp_path, projector, voice=None, max_sequences=3)
+    logits = sight.backend._logits
+    sight.backend._logits = lambda tokens: logits(tokens[-4:])  # type: ignore[method-assign]
+    return sight
+
+
+def lookup(network: ScriptedBackend) -> DraftSource:
+    return LookupSource()
+
+
+def model(network: ScriptedBackend) -> DraftSource:
+    return ModelSource(network, network.info.vocabulary_size)
+
+
+def head(network: ScriptedBackend) -> DraftSource:
+    return HeadSource(BlindHead(network))
+
+
+@pytest.mark.push
+@pytest.mark.cover(2)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("projector", [{}, {"is_causal": False, "encode_looks": 3}, {"uses_mrope": True}])
+@pytest.mark.parametrize("source", [lookup, model, head])
+def test_drafts_change_no_answer_about_images(
+    tmp_path: Path, source: Callable[[ScriptedBackend], DraftSource], projector: dict[str, Any], temperature: float
+) -> None:
+    """Networks that draft read the conversation without the images, and draw at the positions of the model."""
+    asked = (["one two " * 9, WIDE, TALL, "one two"],), ([TALL, "a question"], "an answer", [WIDE, "?"]), ("hello",)
+    requests = [ask(*contents, max_tokens=30) for contents in asked]
+    requests = [
+        structs.replace(each, sampling=replace(each.sampling, temperature=temperature, repeat_penalty=1.1))
+        for each in requests
+    ]
+    expected = answer_all(noisy(tmp_path, projector).engine, requests)
+    sight = noisy(tmp_path, projector)
+    speculate_eagerly(sight.engine, [source(noisy(tmp_path, projector).backend)])
+    for _ in range(2):  # a prefix is cached at the second time
+        answers = answer_all(sight.engine, requests)
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+        if source is not lookup and not projector:  # steps with prompts have no drafts, and M-RoPE changes the noise
+            assert all(answer.finished.timings.steps < 8 for answer in answers)
+    assert sight.engine.draft_error == ""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 from llmrun.backends.scripted import ScriptedBackend, echo
@@ -181,7 +180,7 @@ class ScriptedOpener:
                 engine,
                 name,
                 SamplingParams(),
-                projector=lambda: None if path is None else open_vision(path, None, sleep).projector,
+                projector=lambda: None if path is None else open_vision(path, None).projector,
             )
 
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.backends.scripted import ScriptedBackend, Voice, echo
+from llmrun.backends.scripted_vision import ScriptedVision
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.formats.images.decoding import Decoded
@@ -67,6 +69,18 @@ class PlainDecoder:
         """Do nothing."""
 
 
+class AtOnce(Executor):
+    """Runs functions in `submit`, so that steps are the same on a busy machine."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - `result` raises it
+            done.set_exception(error)
+        return done
+
+
 class Sight:
     """An engine with a scripted model that reads images. The engine is never closed, because it shares a process.
 
@@ -79,14 +93,21 @@ class Sight:
         script = tmp_path / "mmproj.json"
         script.write_text(json.dumps(projector or {}))
         engine_options = {
-            key: options.pop(key) for key in ("drafts", "rows_per_step", "max_running", "overcommit") if key in options
+            key: options.pop(key)
+            for key in ("drafts", "rows_per_step", "max_running", "overcommit", "share_prefixes")
+            if key in options
         }
         self.backend = ScriptedBackend(voice, projector=script, **{"context_size": 4096, **options})
         self.engine = Engine(self.backend, templates=PROCESS, **engine_options)
         self.decoder = PlainDecoder()
         assert self.engine.image_encoder is not None
         vars(self.engine.image_encoder)["_decoder"] = self.decoder
-        self.engine.image_encoder.wait_s = 30.0  # steps are the same on a busy machine
+        vars(self.engine.image_encoder)["_threads"] = AtOnce()
+
+    def use_vision(self, vision: ScriptedVision) -> None:
+        """Replace the encoder of the engine."""
+        assert self.engine.image_encoder is not None
+        self.backend.vision = self.engine.image_encoder._vision = vision
 
     @property
     def encoded(self) -> int:
