@@ -23,6 +23,9 @@ PROFILES = {
     "downloads": Profile("tests.soak.downloads:downloads", "a disturbed download leaves a complete model or none"),
     "gguf": Profile("tests.soak.brief:gguf", "broken GGUF files are refused and crash nothing"),
     "hub": Profile("tests.soak.brief:hub", "the model store keeps its contents in any sequence of operations"),
+    "image-chats": Profile(
+        "tests.soak.image_chats:image_chats", "answers about images do not depend on company, caches, restarts or kills"
+    ),
     "images": Profile("tests.soak.images:images", "broken images end in pixels or one clear line, within the memory"),
     "models": Profile("tests.soak.models:models", "broken models end in an answer or an error, on both backends"),
     "projectors": Profile(

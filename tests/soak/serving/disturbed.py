@@ -85,19 +85,19 @@ def kill(soak: Soak) -> Iterator[Case]:
             if kills >= _KILLS_PER_SERVER:
                 killed.restart()
                 kills = 0
-            kills += asyncio.run(_killed_wave(killed.server, clients, soak.random(number), soak.counts))
+            kills += asyncio.run(killed_wave(killed.server, clients, soak.random(number), soak.counts))
             return "waves of requests"
 
         yield case
 
 
-async def _killed_wave(server: Served, clients: Clients, chance: random.Random, counts: Counter[str]) -> int:
+async def killed_wave(server: Served, clients: Clients, chance: random.Random, counts: Counter[str]) -> int:
     """Send all requests at once and kill the engine before they are done. Returns the number of kills."""
     await asyncio.to_thread(server.wait_until_ready)
-    tasks = [asyncio.create_task(clients.ask(server.port, number)) for number in range(_REQUESTS)]
+    tasks = [asyncio.create_task(clients.ask(server.port, number)) for number in range(len(clients.asked))]
     while not (await asyncio.to_thread(server.metrics))["requests_running"]:
         await asyncio.sleep(0.001)
-    done, moments = chance.randrange(_REQUESTS // 2), []
+    done, moments = chance.randrange(len(tasks) // 2), []
     while sum(task.done() for task in tasks) < done:
         await asyncio.sleep(0.001)
     for _ in range(2 if chance.random() < _TWICE_SHARE else 1):

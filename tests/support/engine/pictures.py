@@ -31,8 +31,8 @@ def plain(width: int, height: int, color: tuple[int, int, int] = RED) -> Pixels:
     return np.full((height, width, 3), color, np.uint8)
 
 
-def png(pixels: Pixels) -> bytes:
-    """Return a PNG file."""
+def png(pixels: Pixels, level: int = -1) -> bytes:
+    """Return a PNG file whose pixels are compressed with this level of zlib."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -40,7 +40,7 @@ def png(pixels: Pixels) -> bytes:
     height, width, _ = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, level)) + chunk(b"IEND", b"")
 
 
 class PlainDecoder:
@@ -121,20 +121,29 @@ def part(data: bytes, detail: str = "auto") -> dict[str, str]:
     return {"type": "image", "image": hashlib.sha256(data).hexdigest(), "detail": detail}
 
 
-def chat(*contents: str | Sequence[bytes | str], **fields: Any) -> ChatPrompt:
+# A text, a file, or a file with its detail
+Piece = str | bytes | tuple[bytes, str]
+
+
+def chat(*contents: str | Sequence[Piece], **fields: Any) -> ChatPrompt:
     """Return a conversation: texts, or lists of texts and files, in which users and the model take turns."""
     messages: list[dict[str, Any]] = []
     images: dict[str, bytes] = {}
     for number, content in enumerate(contents):
         parts: Any = content
         if not isinstance(content, str):
-            files = [each for each in content if isinstance(each, bytes)]
-            images |= {hashlib.sha256(data).hexdigest(): data for data in files}
-            parts = [part(each) if isinstance(each, bytes) else {"type": "text", "text": each} for each in content]
+            parts = []
+            for piece in content:
+                if isinstance(piece, str):
+                    parts.append({"type": "text", "text": piece})
+                    continue
+                data, detail = (piece, "auto") if isinstance(piece, bytes) else piece
+                parts.append(part(data, detail))
+                images[parts[-1]["image"]] = data
         messages.append({"role": "user" if number % 2 == 0 else "assistant", "content": parts})
     return ChatPrompt(messages, images=images, **fields)
 
 
-def ask(*contents: str | Sequence[bytes | str], **fields: Any) -> Request:
+def ask(*contents: str | Sequence[Piece], **fields: Any) -> Request:
     """Return a request whose prompt is as in `chat`."""
     return Request(chat(*contents), **{"max_tokens": 80, **fields})
