@@ -1,7 +1,8 @@
 """Compares answers about images: alone, in company, after prefix hits and edits, from saved states, and after kills.
 
 Each case has a model and eight random conversations with up to four images, some of which differ in one pixel. The
-answers of a fresh engine are expected of all others. tests/engine/images/test_pairs.py explains how images are mixed up.
+answers of an engine without any cache are expected of all others. tests/engine/images/test_pairs.py names the reports
+of answers about the wrong image.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from llmrun.engine.image_encoder import ImageEncoder
 from llmrun.engine.requests import ChatPrompt, Event, Request, StatePlace
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
-from llmrun.formats.images.decoding import ImageDecoder
+from llmrun.formats.images.decoding import Decoded, ImageDecoder
+from llmrun.formats.images.scaling import Scaled
 from llmrun.options.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.serving.clients import Asked, Clients
 from tests.soak.serving.disturbed import killed_wave
 from tests.support.batching.batch_runs import CHAT
 from tests.support.engine.answers import Gathered, run_to_the_end
-from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import assert_same, drafting_engine
 from tests.support.engine.pictures import Piece, ask
 from tests.support.serving.restartable import Restartable
@@ -48,9 +49,10 @@ if TYPE_CHECKING:
 _CHATS = 8  # conversations per case
 _MOST_IMAGES = 4  # per conversation
 _AT_ONCE = 8
-_WORDS = "red blue left right above below a the of is are and what where how many cats trees signs lines".split()
+_WORDS = ("red", "blue", "left", "right", "above", "a", "the", "of", "is", "and", "what", "where", "how many", "cats")
 _FEW_ROWS = (8, 64, 512)
 _MIXED = 0.3  # the share of the requests in company that are also sent a second time, and cancelled
+_STOPPED = 0.2  # the share of the steps that are stopped, as Ctrl-C does, and repeated
 
 
 @dataclass
@@ -74,11 +76,25 @@ class _Chat:
 
 @dataclass
 class _Expected:
-    """A request and its answer by a fresh engine. `chat` is the number of the conversation."""
+    """A request, its answer by an engine that has just forgotten everything, and the number of its conversation."""
 
     chat: int
     request: Request
     answer: Gathered
+
+
+class _Decoder(ImageDecoder):
+    """A decoder that remembers pictures, because most requests of a case have new engines, but the same pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[bytes, tuple[Scaled, ...]], Decoded] = {}
+
+    def tiles(self, data: bytes, scaled: Sequence[Scaled], place: str) -> Decoded:
+        key = data, tuple(scaled)
+        if key not in self._known:
+            self._known[key] = super().tiles(data, scaled, place)
+        return self._known[key]
 
 
 class _Case:
@@ -86,7 +102,7 @@ class _Case:
 
     def __init__(self, seeing: Seeing, folder: Path, chance: random.Random, counts: Counter[str]) -> None:
         self._seeing, self._folder, self._chance, self._counts = seeing, folder, chance, counts
-        self._decoder = ImageDecoder()
+        self._decoder = _Decoder()
         self._pictures = _pictures(seeing, chance)
         self._chats = [self._chat() for _ in range(_CHATS)]
         self.expected: list[_Expected] = []
@@ -103,16 +119,22 @@ class _Case:
             content = chance.choice(asked)
             content.insert(chance.randint(0, len(content)), self._image())
             self._counts["images"] += 1
-        never = {} if chance.random() < 0.5 else {"logit_bias": dict.fromkeys(self._seeing.ends, -math.inf)}
+        never = {} if chance.random() < 0.5 else dict.fromkeys(self._seeing.ends, -math.inf)
         sampling = SamplingParams(
             temperature=chance.choice((0.0, 0.9)),
             seed=chance.randrange(1 << 30),
             repeat_penalty=chance.choice((1.0, 1.0, 1.3)),
-            **never,
+            logit_bias=never,
         )
-        most, logprobs = chance.randint(2, 16), chance.choice((None, 1, 8))
+        request = Request(
+            ChatPrompt([]),
+            chance.choice((2, 8, 16, 60)),
+            stop=chance.choice(((), (), ("e", "a"))),
+            sampling=sampling,
+            logprobs=chance.choice((None, 1, 8)),
+        )
         self._counts["conversations"] += 1
-        return _Chat(asked, Request(ChatPrompt([]), most, sampling=sampling, logprobs=logprobs))
+        return _Chat(asked, request)
 
     def _text(self) -> str:
         words = " ".join(self._chance.choices(_WORDS, k=self._chance.randint(1, 12)))
@@ -133,32 +155,37 @@ class _Case:
     # --- ways to answer
 
     def alone(self) -> None:
-        """Answer every turn, an edited turn, and the last turn once more. Each request has an engine of its own."""
+        """Answer every turn, an edited turn, and the last turn once more. The engine forgets everything in between."""
         backend = self._seeing.open(threads=1)
+        engine = self._engine(backend)
         try:
             for number, chat in enumerate(self._chats):
                 for turn in range(len(chat.asked)):
-                    self._learn(backend, number, chat.turn(turn))
+                    self._learn(engine, number, chat.turn(turn))
                     chat.answers.append(self.expected[-1].answer.text)
                 last = self.expected[-1]
                 turn = self._chance.randrange(len(chat.asked))
-                self._learn(backend, number, chat.turn(turn, self._edited(chat.asked[turn])))
+                self._learn(engine, number, chat.turn(turn, self._edited(chat.asked[turn])))
                 self.expected.append(last)
         finally:
             backend.close()
 
-    def _learn(self, backend: Backend, chat: int, request: Request) -> None:
-        forget_all(backend)
-        engine = self._engine(backend)
+    def _learn(self, engine: Engine, chat: int, request: Request) -> None:
+        engine.forget()
         [answer] = run_to_the_end(engine, [engine.submit(request)])
         self.expected.append(_Expected(chat, request, answer))
 
     def in_company(self) -> None:
-        """Submit all requests at random steps, some of them twice, and cancel the second ones at random steps."""
+        """Submit all requests at random steps, some of them twice, and cancel the second ones at random steps.
+
+        Some steps are stopped. In half of the cases, the KV cache becomes full, and requests are preempted.
+        """
         chance = self._chance
-        backend = self._seeing.open(threads=chance.randint(1, 3), sequences=_AT_ONCE)
+        is_full = chance.random() < 0.5
+        backend = self._seeing.open(threads=chance.randint(1, 3), sequences=_AT_ONCE, is_full=is_full)
         try:
-            engine = self._random_engine(backend)
+            engine = self._random_engine(backend, overcommit=is_full)
+            vars(_encoder(engine))["_decoder"] = ImageDecoder()
             events: list[Event] = []
             ids, cancelled = [], []
             order = chance.sample(self.expected, len(self.expected))
@@ -167,6 +194,8 @@ class _Case:
                 if chance.random() < _MIXED:
                     cancelled.append((each, engine.submit(each.request)))
                 for _ in range(chance.choice((0, 0, 1, 2, 8))):
+                    if chance.random() < _STOPPED:
+                        backend.cancel()
                     events += engine.step()
                 if cancelled and chance.random() < 0.5:
                     engine.cancel(chance.choice(cancelled)[1])
@@ -177,6 +206,7 @@ class _Case:
                 self._compare("in company", each, answer)
             for (each, _), answer in zip(cancelled, answers[len(ids) :], strict=True):
                 self._compare_beginning(each, answer)
+            self._counts["preemptions"] += engine.status().preemptions
             _encoder(engine).close()
         finally:
             backend.close()
@@ -248,11 +278,11 @@ class _Case:
         vars(_encoder(engine))["_decoder"] = self._decoder
         return engine
 
-    def _random_engine(self, backend: Backend) -> Engine:
-        rows = self._chance.choice(_FEW_ROWS)
+    def _random_engine(self, backend: Backend, **options: Any) -> Engine:
+        options["rows_per_step"] = self._chance.choice(_FEW_ROWS)
         if self._chance.random() < 0.5:
-            return self._engine(backend, rows_per_step=rows)
-        engine = drafting_engine(backend, LookupSource(), templates=PROCESS, rows_per_step=rows)
+            return self._engine(backend, **options)
+        engine = drafting_engine(backend, LookupSource(), templates=PROCESS, **options)
         vars(_encoder(engine))["_decoder"] = self._decoder
         return engine
 
@@ -330,7 +360,12 @@ def _body(request: Request) -> dict[str, Any]:
             content = [_api_part(part, files) for part in content]
         messages.append({"role": message["role"], "content": content})
     sampling = request.sampling
-    body = {"messages": messages, "max_tokens": request.max_tokens, "seed": sampling.seed}
+    body: dict[str, Any] = {
+        "messages": messages,
+        "max_tokens": request.max_tokens,
+        "stop": request.stop,
+        "seed": sampling.seed,
+    }
     body |= {"temperature": sampling.temperature, "repeat_penalty": sampling.repeat_penalty}
     return body if request.logprobs is None else {**body, "logprobs": True, "top_logprobs": request.logprobs}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.driver import Broken, run_profile
+from tests.soak.image_chats import NAMES as SEEING_NAMES
 from tests.soak.speculation import NAMES
 from tests.soak.store import Damage
 from tests.support.models.downloads import smollm2
@@ -50,6 +51,21 @@ def test_broken_projectors_end_in_rows_or_errors() -> None:
     result = run_profile("projectors", count=50)
     assert result.broken == []
     assert 0 < result.counts["0 answered"] < 50
+
+
+@pytest.mark.parametrize("name", ["qwen3vl_merger qwen35", "gemma4v"])
+def test_answers_about_images_are_the_same_everywhere(name: str) -> None:
+    result = run_profile("image-chats", first=SEEING_NAMES.index(name), count=1)
+    assert result.broken == []
+    assert all(result.counts[f"answers {way}"] for way in ("in company", "after prefix hits", "after kills"))
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", SEEING_NAMES)
+def test_answers_about_images_are_the_same_for_every_family(name: str) -> None:
+    result = run_profile("image-chats", seed=2, first=SEEING_NAMES.index(name), count=1)
+    assert result.broken == []
+    assert result.counts["cached tokens after prefix hits"] > 0
 
 
 # In this order, the models have windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.

@@ -8,6 +8,7 @@ was taken as the first one).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from llmrun.engine.engine import Engine
 from llmrun.engine.image_encoder import RecentRows
 from llmrun.engine.requests import Request, StatePlace
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from tests.support.engine.answers import Gathered, answer_all
-from tests.support.engine.pictures import Piece, Pixels, Sight, ask, png
+from tests.support.engine.pictures import Piece, Pixels, Sight, ask, png, with_plain_decoder
+from tests.support.templates.template_runs import PROCESS
+from tests.support.vision.seeing import SEEING
+
+pytestmark = pytest.mark.push
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -69,56 +75,58 @@ def _requests(pair: tuple[Sequence[Piece], Sequence[Piece]]) -> list[Request]:
     return [structs.replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in asked]
 
 
-Open = Callable[..., Sight]
+# Opens an engine. The options are `max_sequences` and `rows_per_step`.
+Open = Callable[..., Engine]
 Way = Callable[[Open, Sequence[Request], Path], Iterator[Gathered]]
 
 
-def in_turn(open_sight: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
+def in_turn(opened: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
     """A single slot keeps only what the last request left, so each request follows a similar one."""
-    engine = open_sight().engine
+    engine = opened()
     for request in requests:
         yield from answer_all(engine, [request])
 
 
-def in_many_slots(open_sight: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
-    engine = open_sight(max_sequences=4).engine
+def in_many_slots(opened: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
+    engine = opened(max_sequences=4)
     for request in requests:
         yield from answer_all(engine, [request])
 
 
-def in_small_steps(open_sight: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
-    engine = open_sight(rows_per_step=4, checkpoint=8).engine
+def in_small_steps(opened: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
+    engine = opened(rows_per_step=4)
     for request in requests:
         yield from answer_all(engine, [request])
 
 
-def at_once(open_sight: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
-    yield from answer_all(open_sight(max_sequences=3).engine, requests)
+def at_once(opened: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
+    yield from answer_all(opened(max_sequences=3), requests)
 
 
-def with_encoded_rows(open_sight: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
-    """The KV cache is emptied, so that all rows run again, and some images are no longer kept."""
-    engine = open_sight().engine
+def with_encoded_rows(opened: Open, requests: Sequence[Request], _: Path) -> Iterator[Gathered]:
+    """The KV cache is emptied, so that all rows run again. There is memory for the rows of one or two images."""
+    engine = opened()
     assert engine.image_encoder is not None
-    engine.image_encoder.recent = RecentRows(most_bytes=64 * 32)
+    projector = engine.image_encoder.projector
+    engine.image_encoder.recent = RecentRows(most_bytes=4 * projector.row_width * projector.layout(300, 200).rows)
     for request in requests:
         yield from answer_all(engine, [request])
         while engine._slots.forget_oldest_idle():
             pass
 
 
-def from_state_files(open_sight: Open, requests: Sequence[Request], folder: Path) -> Iterator[Gathered]:
+def from_state_files(opened: Open, requests: Sequence[Request], folder: Path) -> Iterator[Gathered]:
     """Each request begins with the state that the request before has saved."""
     for request in requests:
-        engine = open_sight().engine
+        engine = opened()
         engine.use_state(StatePlace(str(folder / "state.kv")), pytest.fail)
         yield from answer_all(engine, [request])
         engine.save_state()
 
 
-def from_saved_prefixes(open_sight: Open, requests: Sequence[Request], folder: Path) -> Iterator[Gathered]:
+def from_saved_prefixes(opened: Open, requests: Sequence[Request], folder: Path) -> Iterator[Gathered]:
     for request in requests:
-        engine = open_sight().engine
+        engine = opened()
         budget = Budget([folder / "saved"], 1 << 30)
         engine.use_saved(SavedChunks(folder / "saved", engine.state_key, budget, pytest.fail))
         yield from answer_all(engine, [request])
@@ -141,19 +149,46 @@ def _exactly(answer: Gathered) -> tuple[object, ...]:
     return answer.text, answer.tokens, answer.logprobs, answer.finished.reason
 
 
+def _compare(opened: Open, pair: str, way: Way, folder: Path) -> int:
+    """Compare the answers to both orders of the requests with those of fresh engines.
+
+    Returns how many tokens one of the answers found in a cache.
+    """
+    requests = _requests(PAIRS[pair])
+    expected = [_exactly(answer_all(opened(), [request])[0]) for request in requests]
+    answers = [*way(opened, requests, folder), *way(opened, requests[::-1], folder)]
+    assert [_exactly(answer) for answer in answers] == expected + expected[::-1]
+    return max(answer.finished.timings.cached_tokens for answer in answers)
+
+
 @pytest.mark.cover(2)
+@pytest.mark.parametrize("checkpoint", [None, 8])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("pair", PAIRS)
-def test_similar_images_never_mix(tmp_path: Path, pair: str, way: Way, kind: int) -> None:
-    def open_sight(**options: Any) -> Sight:
-        return Sight(tmp_path, KINDS[kind], voice=None, **options)
+def test_similar_images_never_mix(tmp_path: Path, pair: str, way: Way, kind: int, checkpoint: int | None) -> None:
+    def opened(*, max_sequences: int = 1, **options: Any) -> Engine:
+        models = {"checkpoint": checkpoint, "max_sequences": max_sequences}
+        return Sight(tmp_path, KINDS[kind], voice=None, **models, **options).engine
 
-    requests = _requests(PAIRS[pair])
-    expected = [_exactly(answer_all(open_sight().engine, [request])[0]) for request in requests]
-    for order in (requests, requests[::-1]):
-        found = [_exactly(answer) for answer in way(open_sight, order, tmp_path)]
-        assert found == (expected if order is requests else expected[::-1])
+    cached = _compare(opened, pair, way, tmp_path)
+    assert cached > len(BEFORE) - 8 or way is with_encoded_rows
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("name", ["gemma3", "gemma4v", "qwen3vl_merger", "qwen3vl_merger qwen35", "idefics3"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_similar_images_never_mix_on_the_cpu_engine(tmp_path: Path, pair: str, way: Way, name: str) -> None:
+    model = SEEING[name](tmp_path)
+    with ExitStack() as stack:
+
+        def opened(*, max_sequences: int = 1, **options: Any) -> Engine:
+            backend = model.open(threads=2, sequences=max_sequences)
+            stack.callback(backend.close)
+            return with_plain_decoder(Engine(backend, templates=PROCESS, **options))
+
+        _compare(opened, pair, way, tmp_path)
 
 
 @pytest.mark.parametrize("way", [from_state_files, from_saved_prefixes])
@@ -162,8 +197,8 @@ def test_saved_states_never_match_another_projector(tmp_path: Path, way: Way) ->
     expected = [_exactly(answer_all(Sight(tmp_path, kind, voice=None).engine, [request])[0]) for kind in KINDS]
     kinds = iter([*KINDS, *KINDS[::-1]])
 
-    def open_sight() -> Sight:
-        return Sight(tmp_path, next(kinds), voice=None)
+    def opened() -> Engine:
+        return Sight(tmp_path, next(kinds), voice=None).engine
 
-    found = [_exactly(answer) for answer in way(open_sight, [request] * 2 * len(KINDS), tmp_path)]
+    found = [_exactly(answer) for answer in way(opened, [request] * 2 * len(KINDS), tmp_path)]
     assert found == expected + expected[::-1]
