@@ -23,7 +23,7 @@ from llmrun.engine.requests import Request, StatePlace
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from tests.support.engine.answers import Gathered, answer_all
-from tests.support.engine.pictures import Piece, Pixels, Sight, ask, png, with_plain_decoder
+from tests.support.engine.pictures import Piece, Pixels, PlainDecoder, Sight, ask, png
 from tests.support.templates.template_runs import PROCESS
 from tests.support.vision.seeing import SEEING
 
@@ -186,7 +186,10 @@ def test_similar_images_never_mix_on_the_cpu_engine(tmp_path: Path, pair: str, w
         def opened(*, max_sequences: int = 1, **options: Any) -> Engine:
             backend = model.open(threads=2, sequences=max_sequences)
             stack.callback(backend.close)
-            return with_plain_decoder(Engine(backend, templates=PROCESS, **options))
+            engine = Engine(backend, templates=PROCESS, **options)
+            assert engine.image_encoder is not None
+            vars(engine.image_encoder)["_decoder"] = PlainDecoder()
+            return engine
 
         _compare(opened, pair, way, tmp_path)
 

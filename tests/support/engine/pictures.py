@@ -83,14 +83,6 @@ class AtOnce(Executor):
         return done
 
 
-def with_plain_decoder(engine: Engine, decoder: PlainDecoder | None = None) -> Engine:
-    """Let an engine decode images without a process."""
-    assert engine.image_encoder is not None
-    vars(engine.image_encoder)["_decoder"] = decoder or PlainDecoder()
-    vars(engine.image_encoder)["_threads"] = AtOnce()
-    return engine
-
-
 class Sight:
     """An engine with a scripted model that reads images. The engine is never closed, because it shares a process.
 
@@ -108,9 +100,11 @@ class Sight:
             if key in options
         }
         self.backend = ScriptedBackend(voice, projector=script, **{"context_size": 4096, **options})
+        self.engine = Engine(self.backend, templates=PROCESS, **engine_options)
         self.decoder = PlainDecoder()
-        self.engine = with_plain_decoder(Engine(self.backend, templates=PROCESS, **engine_options), self.decoder)
         assert self.engine.image_encoder is not None
+        vars(self.engine.image_encoder)["_decoder"] = self.decoder
+        vars(self.engine.image_encoder)["_threads"] = AtOnce()
 
     def use_vision(self, vision: ScriptedVision) -> None:
         """Replace the encoder of the engine."""

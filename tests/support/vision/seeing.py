@@ -100,6 +100,9 @@ class HashedVision:
         rows = [_noise(tiles[piece.tile], (piece.count, self.projector.row_width)) for piece in pieces]
         return _HashedRows(np.concatenate(rows), self._waits)
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 @dataclass
 class _HashedRows:
