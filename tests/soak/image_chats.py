@@ -248,12 +248,13 @@ class _Case:
                 backend.close()
 
     def after_kills(self) -> None:
-        """Kill the engine of a server while it answers all requests at once."""
+        """Kill the engine of a server, whose caches are empty, while it answers all requests at once."""
         clients = Clients([Asked(CHAT, _body(each.request)) for each in self.expected])
         arguments = [*self._seeing.arguments(self._folder), "--parallel", str(_AT_ONCE), "--max-wait", "600"]
         server = Restartable(arguments, self._folder / "killed.log")
         try:
             asyncio.run(clients.learn(server.port))
+            server.restart()
             self._counts["kills"] += asyncio.run(killed_wave(server.server, clients, self._chance, self._counts))
             self._counts["answers after kills"] += len(self.expected)
         finally:

@@ -95,7 +95,7 @@ async def killed_wave(server: Served, clients: Clients, chance: random.Random, c
     """Send all requests at once and kill the engine before they are done. Returns the number of kills."""
     await asyncio.to_thread(server.wait_until_ready)
     tasks = [asyncio.create_task(clients.ask(server.port, number)) for number in range(len(clients.asked))]
-    while not (await asyncio.to_thread(server.metrics))["requests_running"]:
+    while not all(task.done() for task in tasks) and not (await asyncio.to_thread(server.metrics))["requests_running"]:
         await asyncio.sleep(0.001)
     done, moments = chance.randrange(len(tasks) // 2), []
     while sum(task.done() for task in tasks) < done:
