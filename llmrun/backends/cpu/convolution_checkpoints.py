@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -23,8 +23,18 @@ from llmrun.base.errors import IntegrityError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.paged_kv import BlockPool
     from llmrun.backends.cpu.steps import Run
+
+
+class InputPool(Protocol):
+    """A pool of the KV cache whose layers are short convolutions."""
+
+    @property
+    def before_bytes(self) -> int:
+        """The size of the inputs before a position that a row there depends on."""
+
+    def read_before(self, seq: int, n: int) -> NDArray[np.uint8]:
+        """Return the inputs before position n that a row there depends on, uint8[before_bytes]."""
 
 
 class ConvolutionCheckpoints:
@@ -33,7 +43,7 @@ class ConvolutionCheckpoints:
     checkpoints  the positions of the saved inputs
     """
 
-    def __init__(self, pools: Sequence[BlockPool], n_sequences: int) -> None:
+    def __init__(self, pools: Sequence[InputPool], n_sequences: int) -> None:
         self._pools = pools
         self._n_bytes = sum(pool.before_bytes for pool in pools)
         n_slots = n_within_budget(self._n_bytes)
@@ -44,7 +54,7 @@ class ConvolutionCheckpoints:
         """Return n and the earlier positions with checkpoints, in descending order."""
         return [n, *(each.position for each in reversed(self.checkpoints.up_to(seq, n)))]
 
-    def inputs(self, pool: BlockPool, seq: int, n: int) -> NDArray[np.uint8] | None:
+    def inputs(self, pool: InputPool, seq: int, n: int) -> NDArray[np.uint8] | None:
         """Return a pool's inputs before position n of a sequence, or None if they are not saved."""
         found = self.checkpoints.up_to(seq, n)[-1:]
         if pool not in self._pools or not found or found[0].position != n:
