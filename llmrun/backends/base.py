@@ -31,6 +31,8 @@ BLOCK_PART: Final = "block"
 CHECKPOINT_PART: Final = "checkpoint"
 SEQUENCE_PART: Final = "sequence"
 
+CHECKPOINT_DISTANCE: Final = 512  # tokens between regular checkpoints of a recurrent state
+
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:

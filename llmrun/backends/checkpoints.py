@@ -17,7 +17,8 @@ from typing import Final
 
 from msgspec import Struct
 
-CHECKPOINT_DISTANCE: Final = 512  # tokens
+from llmrun.backends.base import CHECKPOINT_DISTANCE
+
 _BUDGET: Final = 256 << 20  # bytes for checkpoints
 _MOST: Final = 64  # checkpoints; the memory would hold more for small models
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from llmrun.backends.base import AUTO, ROWS_PER_ANSWER
-from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE
+from llmrun.backends.base import AUTO, CHECKPOINT_DISTANCE, ROWS_PER_ANSWER
 from llmrun.backends.cpu.lower import scratch_needed
 from llmrun.backends.cpu.lowering import kv_position_bytes
 from llmrun.backends.cpu.paged_kv import blocks_in, blocks_of_sequence, blocks_of_window

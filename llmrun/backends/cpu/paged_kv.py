@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.backends.base import BLOCK_PART, SavedPart
-from llmrun.backends.cpu.convolution_checkpoints import ConvolutionCheckpoints
 from llmrun.backends.cpu.recurrent_states import RecurrentStates
 from llmrun.base.errors import IntegrityError, KVFull
 from llmrun.base.machine.memory import return_pages
@@ -34,6 +33,7 @@ from llmrun.model.plan.shapes import ConvolutionShape
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.cpu.convolution_checkpoints import ConvolutionCheckpoints
     from llmrun.model.plan.plan import Plan
 
 # A sequence can be truncated by its last step and this many more tokens without losing its window.
@@ -356,6 +356,8 @@ class PagedKV:
         ]
         self.convolutions: ConvolutionCheckpoints | None = None
         if convolutions:
+            from llmrun.backends.cpu.convolution_checkpoints import ConvolutionCheckpoints
+
             pools = [pool for pool in self._pools if pool.window in convolutions]
             self.convolutions = ConvolutionCheckpoints(pools, max_sequences)
         self.states = states or self.convolutions

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.backends.base import CHECKPOINT_PART, SavedPart
-from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE, Checkpoint, Checkpoints, n_within_budget
+from llmrun.backends.base import CHECKPOINT_DISTANCE, CHECKPOINT_PART, SavedPart
 from llmrun.backends.cpu.steps import NO_RUNS, Run, StepRuns
 from llmrun.base.errors import IntegrityError
 from llmrun.formats.layouts.kv import REPLAY_ROWS, RUN_WORDS
@@ -24,6 +23,8 @@ from llmrun.model.plan.shapes import ConvolutionState, StateGroup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.backends.checkpoints import Checkpoint
 
 # If this many rows precede the first wanted logits, the rows are a prompt. A grammar may force fewer tokens.
 _LEAST_PROMPT: Final = 64
@@ -36,6 +37,8 @@ def n_checkpoints(groups: Sequence[StateGroup], max_sequences: int) -> int:
     """
     if not groups:
         return 0
+    from llmrun.backends.checkpoints import n_within_budget
+
     return max(2 * max_sequences + 1, n_within_budget(checkpoint_bytes(groups)))
 
 
@@ -71,6 +74,8 @@ class RecurrentStates:
         *,
         keeps_rows: bool = False,
     ) -> None:
+        from llmrun.backends.checkpoints import Checkpoints
+
         n_sequences = memory[0].shape[1]
         self._groups, self._memory, self._saved, self._keeps_rows = groups, memory, saved, keeps_rows
         self.bases: list[int | None] = [0] * n_sequences

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.base import OpenOptions
-from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE, Checkpoints
+from llmrun.backends.base import CHECKPOINT_DISTANCE, OpenOptions
+from llmrun.backends.checkpoints import Checkpoints
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.base.types import IMAGE_ROW, LOGITS, Batch

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmrun.backends.checkpoints import CHECKPOINT_DISTANCE
+from llmrun.backends.base import CHECKPOINT_DISTANCE
 from llmrun.backends.cpu.recurrent_states import (
     RecurrentStates,
     checkpoint_bytes,
