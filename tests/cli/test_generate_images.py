@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cli.commands import llmrun, scripted
 from tests.support.engine.pictures import BLUE, plain, png
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 RED_PNG, BLUE_PNG = png(plain(40, 20)), png(plain(20, 20, BLUE))
 
@@ -94,6 +95,29 @@ def test_the_log_names_the_images(files: Path) -> None:
     assert len(line) < 5000
     shown = llmrun("logs", "--full", env={**os.environ, **data}).stdout.decode()
     assert "image: cat.png\n> what?\n" in shown
+
+
+@pytest.mark.night
+def test_the_cpu_engine_reads_images(files: Path) -> None:
+    """Single runs with any number of threads and batches give the same answer, and name the engine."""
+    model, mmproj = tiny_text_model(files, "gemma3"), tiny_projector(files, "gemma3")
+    common = ("-m", str(model), "--mmproj", str(mmproj), "--backend", "cpu", "-n", "8", "--temp", "0")
+    bodies = []
+    for threads in ("1", "2"):
+        images = ("--image", "cat.png", "--image", "dog.png")
+        asked = ("generate", *common, "-t", threads, "--json", "--logprobs", "1", *images, "what?")
+        done = llmrun(*asked, cwd=files)
+        assert done.returncode == 0, done.stderr.decode()
+        bodies.append(json.loads(done.stdout))
+        assert (bodies[-1]["run"]["backend"], bodies[-1]["timings"]["encoded_images"]) == ("cpu", 2)
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+    line = {"prompt": "what?", "images": ["cat.png", "dog.png"]}
+    (files / "in.jsonl").write_text("".join(json.dumps({**line, "custom_id": each}) + "\n" for each in "abc"))
+    done = llmrun("batch", "in.jsonl", "-o", "out.jsonl", *common, "--image-dir", ".", cwd=files)
+    assert done.returncode == 0, done.stderr.decode()
+    for answer in (files / "out.jsonl").read_text().splitlines():
+        [choice] = json.loads(answer)["response"]["body"]["choices"]
+        assert choice["message"]["content"] == bodies[0]["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(

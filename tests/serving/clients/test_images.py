@@ -104,10 +104,10 @@ def _lines(seeing: Served) -> list[str]:
 
 @pytest.mark.night
 def test_served_models_find_their_projector(tmp_path: Path) -> None:
-    """The second answer about an image encodes nothing (ggml-org/llama.cpp#18686)."""
+    """The CPU engine answers, and the second answer about an image encodes nothing (ggml-org/llama.cpp#18686)."""
     tiny_text_model(tmp_path, "gemma3").rename(tmp_path / "tiny.gguf")
     tiny_projector(tmp_path, "gemma3").rename(tmp_path / "mmproj-tiny-F32.gguf")
-    with served(str(tmp_path / "tiny.gguf"), "--ctx-size", "1024") as server:
+    with served(str(tmp_path / "tiny.gguf"), "--ctx-size", "1024", "--gpu-layers", "0", "-v") as server:
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
         question: Any = {"role": "user", "content": [image_url(PHOTO), {"type": "text", "text": "Which color?"}]}
         for _ in range(2):
@@ -116,6 +116,7 @@ def test_served_models_find_their_projector(tmp_path: Path) -> None:
         assert done.usage.prompt_tokens > 256
         server.wait_for(lambda: len([line for line in server.lines if "1 image (64x96, 256 tokens)" in line]) == 2)
         assert sum(", 1 encoded in " in line for line in server.lines) == 1
+        assert any(line.startswith("auto chose cpu: ") for line in server.lines)
 
 
 def test_errors_about_damaged_images_name_the_image(client: openai.OpenAI) -> None:
