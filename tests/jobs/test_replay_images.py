@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.support.vision.seeing import SEEING, HashedVision, TinySeeing
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import IMAGE_ROW
@@ -35,6 +34,7 @@ from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.pictures import BLUE, PlainDecoder, chat, part, plain, png
 from tests.support.models.digests import StableRandom
 from tests.support.templates.template_runs import PROCESS
+from tests.support.vision.seeing import SEEING, HashedVision, TinySeeing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
