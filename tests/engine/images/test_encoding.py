@@ -177,7 +177,7 @@ def test_the_engine_waits_if_nothing_else_can_run(tmp_path: Path) -> None:
         sight.engine.step()
         n_steps += 1
     assert n_steps < 60
-    assert vision(sight).begun[0].waited > n_steps - 3
+    assert vision(sight).begun[0].waited > 0
     [answer] = run_to_the_end(sight.engine, [request_id])
     assert answer.text == "You said: [4 rows of #ff0000]?"
 

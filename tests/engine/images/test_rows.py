@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from llmrun.backends.scripted import ScriptedBackend
-from llmrun.base.types import IMAGE_ROW, Batch
-from llmrun.engine.drafting.base import DraftSource
+from llmrun.base.types import IMAGE_ROW, Batch, Outputs
+from llmrun.engine.drafting.base import NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 from llmrun.engine.drafting.head import HeadSource
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.drafting.model import ModelSource
@@ -203,3 +204,37 @@ def test_drafts_change_no_answer_about_images(
         if source is not lookup and not projector:  # steps with prompts have no drafts, and M-RoPE changes the noise
             assert all(answer.finished.timings.steps < 8 for answer in answers)
     assert sight.engine.draft_error == ""
+
+
+class Watcher(Drafter, DraftSource):
+    """Records the hidden states that it gets, and drafts nothing."""
+
+    name, takes_hidden = "watcher", True
+    expected: Mapping[Kind, float] = {}
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[int], int, NDArray[np.float32]]] = []
+
+    def drafter(self, request: Request) -> Watcher:
+        return self
+
+    def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
+        return NO_DRAFT
+
+    def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:
+        self.seen.append(([*tokens], first, hidden))
+
+
+def test_heads_get_the_states_of_words_only(tmp_path: Path) -> None:
+    sight, watcher, outputs = Sight(tmp_path, voice=None, rows_per_step=7), Watcher(), list[Outputs]()
+    speculate_eagerly(sight.engine, [watcher])
+    forward = sight.backend.forward
+    sight.backend.forward = lambda batch: outputs.append(forward(batch)) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
+    answer_all(sight.engine, [ask(["see ", WIDE, " and ", TALL, "?"], max_tokens=5)])
+    is_word = joined(sight.backend.batches, "tokens") != IMAGE_ROW
+    states = np.concatenate([output.hidden for output in outputs])[is_word]
+    np.testing.assert_array_equal(np.concatenate([hidden for _, _, hidden in watcher.seen]), states)
+    assert [first for _, first, _ in watcher.seen] == [
+        *accumulate([len(hidden) for *_, hidden in watcher.seen[:-1]], initial=0)
+    ]
+    assert all(IMAGE_ROW not in tokens for tokens, *_ in watcher.seen)

@@ -198,6 +198,7 @@ def test_encoding_delays_only_requests_with_images() -> None:
     assert first_token(NEW, [], [image, BUSY], known_costs()) < 2
     assert first_token(image, [], [BUSY], known_costs()) == pytest.approx(30, abs=2)
     assert first_token(image, [], [], known_costs()) == pytest.approx(30, abs=2)
+    assert first_token(replace(NEW, encode_s=1.0), [], [BUSY], known_costs()) == pytest.approx(1.2, abs=0.2)
     assert wait(NEW, [], [image], lengths=known_lengths(1)) == pytest.approx(30, abs=2)
 
 
