@@ -361,8 +361,9 @@ class Engine:
         """Run one forward pass for all running requests and return the resulting events.
 
         Every answer in progress receives its next token, or several tokens if its draft is right, unless the answer has
-        to wait for room (scheduling/scheduler.py). The remaining rows are used for prompts. If the backend raises an
-        error other than KVFull or Cancelled, the requests in that pass are dropped.
+        to wait for room (scheduling/scheduler.py). The remaining rows are used for prompts. If no request can run until
+        an image is encoded, the step only waits for the image for a moment. If the backend raises an error other than
+        KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         requests = self._requests

@@ -11,10 +11,8 @@ from msgspec import Struct, convert, msgpack
 from numpy.typing import NDArray
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
-from llmrun.base.machine.system import installed_version
 from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.formats.images.header import ImageHeader, broken, read_header, truncated
-from llmrun.formats.images.resampling import VERSION
 from llmrun.formats.images.scaling import Box, Scaled
 
 _CPU_S, _CPU_S_PER_PIXEL = 5.0, 0.5e-6  # ten times the time that decoding takes on a slow machine
@@ -28,6 +26,9 @@ _OUTPUT = 1 << 16  # bytes of an answer, besides the tiles
 @functools.cache
 def decoder_version() -> str:
     """Return the version of everything that turns a file into pixels, without importing Pillow."""
+    from llmrun.base.machine.system import installed_version
+    from llmrun.formats.images.resampling import VERSION
+
     return f"Pillow {installed_version('pillow')}, resampling {VERSION}"
 
 

@@ -65,7 +65,7 @@ class RandomEncoding:
 
 
 @contextmanager
-def opened(folder: Path, name: str, **options: int) -> Iterator[tuple[Engine, list[Batch]]]:
+def opened(folder: Path, name: str, rows_per_step: int = 256) -> Iterator[tuple[Engine, list[Batch]]]:
     """Open a tiny model. Yields the engine, and the list of its batches."""
     projector = read_projector(tiny_projector(folder, name, **SMALL.get(name, {})))
     sizes = OpenOptions(context_size=2048, max_sequences=4, threads=2)
@@ -79,7 +79,7 @@ def opened(folder: Path, name: str, **options: int) -> Iterator[tuple[Engine, li
         return forward(batch)
 
     backend.forward = watched  # type: ignore[method-assign]
-    engine = Engine(backend, templates=PROCESS, **options)
+    engine = Engine(backend, templates=PROCESS, rows_per_step=rows_per_step)
     assert engine.image_encoder is not None
     vars(engine.image_encoder).update(_decoder=PlainDecoder(), _threads=AtOnce())
     try:

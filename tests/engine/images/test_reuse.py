@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from llmrun.backends.scripted_vision import ScriptedEncoding
+from llmrun.base.machine import system
 from llmrun.base.types import Adapter
 from llmrun.engine.adapters import AdaptedTokens
 from llmrun.engine.engine import Engine
@@ -28,7 +29,7 @@ from llmrun.engine.image_rows import PromptImage
 from llmrun.engine.requests import Request, StatePlace
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
-from llmrun.formats.images import decoding
+from llmrun.formats.images import resampling
 from llmrun.formats.images.decoding import decoder_version
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.pictures import BLUE, GREEN, RED, Sight, ask, plain, png
@@ -173,8 +174,8 @@ def test_another_decoder_never_matches(tmp_path: Path, monkeypatch: pytest.Monke
     projector = Sight(tmp_path).backend.vision.projector  # type: ignore[union-attr]
     image = PromptImage.of("image 1", FILES[0], "auto", projector)
     assert importlib.metadata.version("pillow") in decoder_version()
-    for name, version in (("installed_version", lambda name: "9.0"), ("VERSION", 0)):
-        monkeypatch.setattr(decoding, name, version)
+    for module, name, version in ((system, "installed_version", lambda name: "9.0"), (resampling, "VERSION", 0)):
+        monkeypatch.setattr(module, name, version)
         decoder_version.cache_clear()
         assert PromptImage.of("image 1", FILES[0], "auto", projector).key != image.key
         monkeypatch.undo()
