@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 from starlette.types import Send
 
 from llmrun.base.amounts import counted
-from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, ModelFileError, UsageError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
 from llmrun.engine.requests import (
@@ -147,6 +147,7 @@ class Choices:
     prefill_s      the seconds that the prompt took; 0 until a choice is finished
     encoded_images the number of images that were encoded for finished choices
     encode_s       the seconds for encoding them
+    problem        for the server's log, why the model failed, which clients are not told; "" if it did not
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
@@ -166,6 +167,7 @@ class Choices:
         self.prompt_tokens = 0
         self.prefill_s = 0.0
         self.encoded_images, self.encode_s = 0, 0.0
+        self.problem = ""
 
     @property
     def prefix(self) -> PrefixReport | None:
@@ -276,6 +278,9 @@ class Choices:
                 events = served.take()
             except UsageError as error:
                 remember_unreadable(self._requests[choice].prompt, error)
+                raise
+            except ModelFileError as error:
+                self.problem = str(error)
                 raise
             for at, event in events:
                 self._observe(choice, at, event)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import ModelFileError, UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, SeenImage
 from llmrun.serving.options import Limits, ServingOptions
@@ -146,6 +146,20 @@ def test_streams_of_damaged_images_have_a_status(path: str) -> None:
         reply = server.send("POST", path, {**STREAMS[path], "stream": True})
     assert (reply.status, reply.headers["content-type"]) == (400, "application/json")
     assert "image 1: invalid PNG file" in reply.body.decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
+def test_failed_encoders_are_explained_in_the_log(stream: bool, begins: bool) -> None:
+    """Clients are not told the paths of the server, but without the reason, nobody could mend the projector."""
+    problem = "llama.cpp cannot encode an image with /models/mmproj.gguf: out of memory"
+    script: Script = [*text("A cat.")[:-1], ModelFileError(problem)] if begins else [BEGIN, ModelFileError(problem)]
+    with serving(seeing(lambda _: script)) as server:
+        reply = server.chat(messages=question(), stream=stream)
+        assert reply.status == (200 if stream and begins else 500)
+        assert b"the model could not process this request" in reply.body
+        assert b"mmproj.gguf" not in reply.body
+        assert logged(server).endswith(f"  failed: {problem}")
 
 
 def test_slow_images_delay_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:

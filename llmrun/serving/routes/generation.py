@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmrun.base.amounts import counted
-from llmrun.base.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound, shown
 from llmrun.engine.requests import ChatPrompt, ModelFacts, Request, TextPrompt
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId, Presence, exchange_of
@@ -173,6 +173,8 @@ class Generation(Generic[P]):
                 finally:
                     exchange_of(scope).tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
                     exchange_of(scope).images = _images_and_encoding(choices)
+                    if choices.problem:
+                        exchange_of(scope).outcome = f"failed: {shown(choices.problem, 300)}"
                     self._record_prefix(choices, ready.facts.name, scope)
         whole = await _written(answer, large or choices.is_long)
         await json_response(whole, headers=headers)(scope, receive, send)
