@@ -5,17 +5,14 @@ The rows of images are random numbers, which follow from the pixels.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from msgspec import structs
-from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
@@ -30,38 +27,14 @@ from tests.support.engine.pictures import BLUE, GREEN, RED, AtOnce, PlainDecoder
 from tests.support.templates.template_runs import PROCESS
 from tests.support.vision.opened import SMALL
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.seeing import HashedVision
 
 if TYPE_CHECKING:
     from llmrun.base.types import Batch, Outputs
-    from llmrun.model.vision.layout import ImageLayout, Projector
 
 pytestmark = pytest.mark.push
 
 FILES = [png(plain(150, 90, color)) for color in (RED, GREEN, BLUE)]
-
-
-class RandomVision:
-    """An encoder whose rows are random numbers with the tiles as their seed, after a few looks."""
-
-    def __init__(self, projector: Projector) -> None:
-        self.projector = projector
-
-    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> RandomEncoding:
-        seed = hashlib.sha256(b"".join(tile.tobytes() for tile in tiles)).digest()
-        random = np.random.default_rng(np.frombuffer(seed, np.uint32))
-        return RandomEncoding(random.standard_normal((layout.rows, self.projector.row_width), np.float32))
-
-
-class RandomEncoding:
-    def __init__(self, rows: NDArray[np.float32]) -> None:
-        self._rows, self._looks = rows, 3
-
-    def advance(self, seconds: float) -> NDArray[np.float32] | None:
-        self._looks -= 1
-        return None if self._looks else self._rows
-
-    def cancel(self) -> None:
-        """Do nothing, because no test cancels."""
 
 
 @contextmanager
@@ -70,7 +43,7 @@ def opened(folder: Path, name: str, rows_per_step: int = 256) -> Iterator[tuple[
     projector = read_projector(tiny_projector(folder, name, **SMALL.get(name, {})))
     sizes = OpenOptions(context_size=2048, max_sequences=4, threads=2)
     with open_gguf(tiny_text_model(folder, name)) as file:
-        backend = CpuBackend(file, sizes, vision=RandomVision(projector))
+        backend = CpuBackend(file, sizes, vision=HashedVision(projector))
     batches: list[Batch] = []
     forward = backend.forward
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -22,58 +21,27 @@ from tests.support.engine.pictures import BLUE, RED, PlainDecoder, ask, plain, p
 from tests.support.templates.template_runs import PROCESS
 from tests.support.vision.opened import open_vision
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.seeing import HashedVision
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from llmrun.backends.base import Backend, Vision
+    from llmrun.backends.base import Backend
     from llmrun.base.types import Batch, Outputs
-    from llmrun.model.vision.layout import ImageLayout, Projector
 
 pytestmark = pytest.mark.push
 
 FILES = [png(plain(200, 150, color)) for color in (RED, BLUE)]
 
 
-class RandomVision:
-    """An encoder whose rows are noise. It closes the encoder that it replaces."""
-
-    def __init__(self, projector: Projector, replaced: Vision | None = None) -> None:
-        self.projector, self.encoded = projector, 0
-        self._replaced = replaced
-
-    def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> RandomRows:
-        self.encoded += 1
-        random = np.random.default_rng(int(tiles[0].sum()))
-        return RandomRows(random.standard_normal((layout.rows, self.projector.row_width)).astype(np.float32))
-
-    def close(self) -> None:
-        if self._replaced is not None:
-            self._replaced.close()
-
-
-class RandomRows:
-    """An Encoding that is complete at once."""
-
-    def __init__(self, rows: NDArray[np.float32]) -> None:
-        self._rows = rows
-
-    def advance(self, seconds: float) -> NDArray[np.float32]:
-        return self._rows
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
-
 def on_cpu(folder: Path, name: str) -> CpuBackend:
-    vision = RandomVision(read_projector(tiny_projector(folder, name)))
+    vision = HashedVision(read_projector(tiny_projector(folder, name)), waits=0)
     with open_gguf(tiny_text_model(folder, name)) as file:
         return CpuBackend(file, OpenOptions(context_size=2048, max_sequences=2, threads=2), vision=vision)
 
 
 def on_llama(folder: Path, name: str) -> Backend:
     opened: Any = open_vision(folder, name, max_sequences=2)
-    opened.vision = RandomVision(opened.vision.projector, opened.vision)
+    opened.vision.close()
+    opened.vision = HashedVision(opened.vision.projector, waits=0)
     backend: Backend = opened
     return backend
 
@@ -85,7 +53,7 @@ class Counted:
         self.engine = Engine(backend, templates=PROCESS)
         assert self.engine.image_encoder is not None
         vars(self.engine.image_encoder)["_decoder"] = PlainDecoder()
-        assert isinstance(backend.vision, RandomVision)
+        assert isinstance(backend.vision, HashedVision)
         self._vision, self._forward = backend.vision, backend.forward
         backend.forward = self.forward  # type: ignore[method-assign]
         self._rows = 0
@@ -100,10 +68,10 @@ class Counted:
         request = structs.replace(request, max_tokens=20, sampling=replace(request.sampling, temperature=0.0))
         prepared = self.engine.prepare(request)
         last = max(place for place, number in enumerate(prepared.cached_as) if number < 0)
-        rows, encoded = self._rows, self._vision.encoded
+        rows, encoded = self._rows, self._vision.begun
         [answer] = answer_all(self.engine, [request])
         computed = self._rows - rows - (len(answer.tokens) - 1)
-        return len(prepared.cached_as) - last - 1, computed, self._vision.encoded - encoded
+        return len(prepared.cached_as) - last - 1, computed, self._vision.begun - encoded
 
 
 @pytest.mark.parametrize("name", ["qwen3vl_merger qwen35", "lfm2"])

@@ -90,12 +90,14 @@ class HashedVision:
     """An encoder whose rows are noise that depends on every pixel of their tile. It needs neither weights nor libmtmd.
 
     waits  how often `advance` returns before the rows are complete
+    begun  how many encodings were begun
     """
 
     def __init__(self, projector: Projector, waits: int = 2) -> None:
-        self.projector, self._waits = projector, waits
+        self.projector, self._waits, self.begun = projector, waits, 0
 
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> _HashedRows:
+        self.begun += 1
         pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
         rows = [_noise(tiles[piece.tile], (piece.count, self.projector.row_width)) for piece in pieces]
         return _HashedRows(np.concatenate(rows), self._waits)
