@@ -1,4 +1,4 @@
-"""Compares answers about images: alone, in company, after prefix hits and edits, from saved states, and after kills.
+"""Compares answers about images: alone, in company, from caches and saved states, in replays and after kills.
 
 Each case has a model and eight random conversations with up to four images, some of which differ in one pixel. The
 answers of an engine without any cache are expected of all others. tests/engine/images/test_pairs.py names the reports
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ import numpy as np
 from msgspec import structs
 from PIL import Image
 
+from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.types import FinishReason
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
@@ -31,6 +34,9 @@ from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from llmrun.formats.images.decoding import Decoded, ImageDecoder
 from llmrun.formats.images.scaling import Scaled
+from llmrun.hub.progress_reporter import Silent
+from llmrun.jobs.recording import parse_recording
+from llmrun.jobs.replay import WatchedBackend, opening_of, record, replay
 from llmrun.options.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.serving.clients import Asked, Clients
@@ -260,6 +266,40 @@ class _Case:
         finally:
             server.close()
 
+    def after_replays(self) -> None:
+        """Record the answer to a request about images on the CPU engine, and repeat the run beside other requests."""
+        seeing = [each for each in self.expected if _has_images(each.request)] or self.expected
+        each, others = self._chance.choice(seeing), self._chance.sample(self.expected, _AT_ONCE - 1)
+        with self._watched(threads=1, sequences=1) as (engine, watched):
+            if watched is None:
+                return
+            [answer] = run_to_the_end(engine, [engine.submit(each.request)])
+            self._compare("recorded", each, answer)
+            opening = opening_of(engine, chat_template=None, thinking_tags=None, raw=False)
+            recording = record(
+                *(engine, watched, each.request, answer.tokens, answer.finished),
+                model=self._seeing.name,
+                opening=opening,
+                reporter=Silent(),
+            )
+        recording = parse_recording(json.dumps(recording.as_json()).encode())
+        with self._watched(threads=3, sequences=_AT_ONCE) as (engine, watched):
+            assert watched is not None, "it is the same backend"
+            result = replay(engine, watched, recording, [other.request for other in others])
+        if not result.is_same:
+            raise Broken(f"{self._seeing.name} replayed: {_shown(each.request)}: {result}")
+        self._counts["replays"] += 1
+
+    @contextmanager
+    def _watched(self, threads: int, sequences: int) -> Iterator[tuple[Engine, WatchedBackend | None]]:
+        """Open an engine whose logits are recorded, which only the CPU engine supports."""
+        backend = self._seeing.open(threads=threads, sequences=sequences)
+        watched = WatchedBackend(backend) if isinstance(backend, CpuBackend) else None
+        try:
+            yield self._engine(watched or backend), watched
+        finally:
+            backend.close()
+
     def _mixed_turns(self) -> list[_Expected]:
         """Return the requests of the conversations in a random order that preserves the order of each one."""
         queues = [[each for each in self.expected if each.chat == number] for number in range(_CHATS)]
@@ -318,7 +358,13 @@ def image_chats(soak: Soak) -> Iterator[Case]:
         one = _Case(SEEING[name](folder), folder, soak.random(number), soak.counts)
         try:
             one.alone()
-            for way in (one.in_company, one.after_prefix_hits, one.after_reopening, one.from_state_files):
+            for way in (
+                one.in_company,
+                one.after_prefix_hits,
+                one.after_reopening,
+                one.from_state_files,
+                one.after_replays,
+            ):
                 way()
             one.after_kills()
         finally:
@@ -381,6 +427,10 @@ def _api_part(part: Any, files: Any) -> dict[str, Any]:
 def _shown(request: Request) -> str:
     """Return the conversation of a request without the bytes of its images."""
     return repr(structs.replace(request, prompt=structs.replace(request.prompt, images={})))
+
+
+def _has_images(request: Request) -> bool:
+    return isinstance(request.prompt, ChatPrompt) and bool(request.prompt.images)
 
 
 def _encoder(engine: Engine) -> ImageEncoder:

@@ -205,3 +205,13 @@ def test_saved_states_never_match_another_projector(tmp_path: Path, way: Way) ->
 
     found = [_exactly(answer) for answer in way(opened, [request] * 2 * len(KINDS), tmp_path)]
     assert found == expected + expected[::-1]
+
+
+@pytest.mark.parametrize("rows_per_step", [4, 512])
+def test_each_tile_gets_its_own_rows(tmp_path: Path, rows_per_step: int) -> None:
+    sight = Sight(tmp_path, {"has_overview": True}, rows_per_step=rows_per_step)
+    answer_all(sight.engine, [ask([FIRST, "?"])])
+    assert sight.engine.image_encoder is not None
+    [rows] = sight.engine.image_encoder.recent._rows.values()
+    run = [batch.embeds for batch in sight.backend.batches if batch.embeds is not None]
+    np.testing.assert_array_equal(np.concatenate(run), rows)
