@@ -376,10 +376,10 @@ class DraftHead(Protocol):
 
 
 class Encoding(Protocol):
-    """An image that is being encoded. The engine advances it between steps, so that other answers go on."""
+    """An image that is being encoded. The engine advances it between steps, so that other answers continue."""
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
-        """Encode, or wait for the encoder, for about so many seconds. With 0, only look whether the image is encoded.
+        """Encode, or wait for the encoder, for about this many seconds. With 0, only check if the image is encoded.
 
         Returns the embeddings, float32[layout.rows, projector.row_width], or None until they are complete. Raises
         Cancelled after `cancel`, and LlmrunError if the encoder fails, which concerns only this image.

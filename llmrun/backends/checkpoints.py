@@ -85,7 +85,7 @@ class Checkpoints:
         self._image_ends[seq] = n
 
     def follows_image(self, seq: int, n: int) -> bool:
-        """Return whether position n of a sequence follows the last row of an image, as far as it was run."""
+        """Return whether position n follows the last row of an image, as far as the sequence was run."""
         return 0 < n == self._image_ends[seq]
 
     def slot_for(self, seq: int) -> int | None:

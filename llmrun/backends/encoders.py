@@ -1,7 +1,7 @@
 """Opens the projectors of models that read images, and starts their encoders.
 
-libmtmd, which is part of llama.cpp, encodes images for all backends, in a process of its own. sizing.py counts its
-memory. Models without a projector do not import this module.
+libmtmd, which is part of llama.cpp, encodes images for all backends, in a process of its own. sizing.py counts the
+memory of this process. Models without a projector do not import this module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def opened_projector(options: OpenOptions, file: GGUFFile) -> ProjectorFile | None:
-    """Return the projector in the options, which fits the model, or None if the options have none.
+    """Return the projector that the options name, or None if they name none.
 
-    Raises ModelFileError and UnsupportedModel.
+    Raises ModelFileError, and UnsupportedModel if the projector does not fit the model.
     """
     if not options.mmproj:
         return None

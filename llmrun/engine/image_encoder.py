@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
-_WAIT_S: Final = 0.01  # if nothing else can run; meanwhile, nobody sees a new request
+_WAIT_S: Final = 0.01  # if nothing else can run; new requests are not noticed during this time
 
 
 Key = tuple[str, bytes]  # the scope of a request's prefixes, and `PromptImage.key`
@@ -67,8 +67,8 @@ class RecentRows:
 class _Need(NamedTuple):
     """An image that a running request lacks.
 
-    rank     how many images of the request come first; small ranks go first, so that a request with many images does
-             not hold up the others
+    rank     the number of images that the request needs before this one; low ranks are encoded first, so that a request
+             with many images does not hold up the others
     number   the index of the image in the prompt
     is_near  True if the next large step could reach the image, so that it should be encoded
     """
@@ -105,7 +105,7 @@ class _Job:
         return decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
 
     def encoded(self, vision: Vision, seconds: float) -> NDArray[np.float32] | None:
-        """Encode the decoded image, waiting at most so many seconds, and return the rows if they are complete.
+        """Encode the decoded image for at most this many seconds, and return the rows if they are complete.
 
         Raises LlmrunError if the image cannot be decoded or encoded, and Cancelled after `stop`.
         """
@@ -114,7 +114,7 @@ class _Job:
         return self.encoding.advance(seconds)
 
     def stop(self, decoder: ImageDecoder) -> None:
-        """Stop soon."""
+        """Stop decoding or encoding soon."""
         if self.encoding is not None:
             self.encoding.cancel()
         elif not (self.tiles.done() or self.tiles.cancel()):
@@ -156,7 +156,7 @@ class ImageEncoder:
 
         Work on images that no request needs any more is stopped.
 
-        may_wait  wait a moment for the image, instead of only looking
+        may_wait  wait a moment for the image, instead of only checking if it is ready
         Returns the requests whose image cannot be decoded or encoded, and the errors.
         """
         needs = sorted(self._needs(running), key=lambda need: (not need.is_near, need.rank))
@@ -171,7 +171,7 @@ class ImageEncoder:
                     self._supply(key, rows, asking)
             except Cancelled:
                 job.encoding = None
-            except LlmrunError as error:  # it names the image as in the prompt of the first request
+            except LlmrunError as error:  # the message names the image as in the prompt of the first request
                 del self._jobs[key]
                 failed = [(need.answer, error) for need in asking if need.image.name == job.image.name]
         elif may_wait:
@@ -225,7 +225,7 @@ class ImageEncoder:
         return next(iter([*encoding, *(key for key in near if self._jobs[key].tiles.done())]), None)
 
     def _supply(self, key: Key, rows: NDArray[np.float32], asking: Sequence[_Need]) -> None:
-        """Give the rows of an image to the requests that need it. The first of them is said to have encoded it."""
+        """Give the rows of an image to the requests that need it. Only the first one's statistics count it."""
         job, now = self._jobs.pop(key), time.perf_counter()
         seconds, self._last_end = now - max(job.began, self._last_end), now
         for need in asking:

@@ -136,8 +136,8 @@ class PromptImages:
     def step_end(self, depth: int, end: int) -> int:
         """Return where a step that begins at position `depth` should end, given that it should end at `end`.
 
-        A step has only rows whose embeddings are known, as that of its first row is. A tile that is not causal is never
-        divided, even if the step becomes longer.
+        A step has only rows whose embeddings are known, and the caller has checked the first row with `lacks_row`. A
+        tile that is not causal is never divided, even if the step becomes longer.
         """
         for tile in self._from(depth):
             if tile.start >= end:

@@ -93,7 +93,7 @@ class TextPrompt(Portable, frozen=True):
 class TokenPrompt(Portable, frozen=True):
     """A prompt of token ids, to which nothing is added, not even a BOS.
 
-    images  the files of images, for each row of which the prompt has the id IMAGE_ROW
+    images  the files of the images; in `tokens`, IMAGE_ROW stands for each of their rows
     """
 
     tokens: Sequence[int]

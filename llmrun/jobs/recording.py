@@ -260,7 +260,7 @@ def read_recording(path: Path) -> Recording:
 def parse_recording(data: bytes) -> Recording:
     """Parse the contents of a recording. Raises UsageError with a short message."""
     if len(data) > _MOST_BYTES:
-        # Parsing other values takes many times the memory of a text.
+        # Images may be longer, because parsing a text takes far less memory than parsing as many bytes of other values.
         encoded = sum(len(found[0]) for found in _ENCODED.finditer(data))
         if len(data) - encoded > _MOST_BYTES:
             raise UsageError(f"larger than {format_bytes(_MOST_BYTES)}, not counting images")
@@ -411,7 +411,7 @@ def _recording(body: dict[str, Any]) -> Recording:
 
 def _projector(given: _RecordedRun) -> RecordedProjector | None:
     if ("projector" in given) is not ("images" in given):
-        raise InvalidField("projector", "a recording has a projector if it has images")
+        raise InvalidField("projector", "recordings with images have a projector, and others have none")
     if (found := given.get("projector")) is None:
         return None
     limits = found.get("image_min_tokens"), found.get("image_max_tokens")
@@ -419,12 +419,12 @@ def _projector(given: _RecordedRun) -> RecordedProjector | None:
 
 
 def _image_files(given: _RecordedRun) -> dict[str, bytes]:
-    """Return the files of the images by their SHA-256. All of them belong to images of the prompt, and vice versa."""
+    """Return the files of the images by their SHA-256. Each image must have a file, and each file an image."""
     files, left = {}, MOST_IMAGE_BYTES
     wanted = {image["sha256"] for image in given.get("images", ())}
     found = given.get("image_files", {})
     if wanted != found.keys():
-        raise InvalidField("image_files", "the files are not those of the images")
+        raise InvalidField("image_files", "there must be one file for each different image")
     for key, text in found.items():
         place = f"image_files.{key}"
         try:
@@ -474,7 +474,7 @@ def _prompt(given: _RecordedRun) -> RecordedChat | TokenPrompt:
     if (chat := given.get("chat")) is None:
         return TokenPrompt(tokens, tuple(files[key] for key in keys))
     if [part[IMAGE] for part in image_parts(chat["messages"])] != keys:
-        raise InvalidField("images", "the messages have other images")
+        raise InvalidField("images", "the images do not match the messages")
     return RecordedChat(chat["messages"], template_kwargs=chat.get("template_kwargs", {}), images=files, tokens=tokens)
 
 

@@ -58,7 +58,7 @@ _DIGITS = 16  # hexadecimal digits of a digest
 
 
 class _WatchedEncoding:
-    """A wrapper around an encoding, which records the digests of the rows and of the tiles in `encoded`."""
+    """A wrapper around an encoding, which adds the digests of the rows and of the tiles to `encoded`."""
 
     def __init__(self, encoding: Encoding, pixels: str, encoded: dict[str, str]) -> None:
         self._encoding, self._pixels, self._encoded = encoding, pixels, encoded
@@ -208,7 +208,7 @@ def record(
     """Return the recording of the engine's only request so far. The engine's cache is empty afterwards.
 
     Hashing the model's files takes a second for each GB or two, unless llmrun already knows the digests. Raises
-    LlmrunError if a file cannot be read, or if the prompt has not all images of the request.
+    LlmrunError if a file cannot be read, or if an image of the request is not in the prompt.
 
     image_limits  the settings for the fewest and the most tokens of an image
     """

@@ -132,7 +132,7 @@ def check_of(body: Mapping[str, Any], signature: str) -> str:
 
 
 _MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
-_DECODING_S = 2.0  # decoding takes less for nearly all photos, and clients wait no longer for the head of a response
+_DECODING_S = 2.0  # decoding nearly any photo takes less time, and the head of the response should not come later
 _MOST_EVENTS = 64  # the number of events written at a time; writing 64 events takes a millisecond
 
 
@@ -147,7 +147,7 @@ class Choices:
     prefill_s      the seconds that the prompt took; 0 until a choice is finished
     encoded_images the number of images that were encoded for finished choices
     encode_s       the seconds for encoding them
-    problem        for the server's log, why the model failed, which clients are not told; "" if it did not
+    problem        why the model failed, for the server's log and not for clients; "" if the model did not fail
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:

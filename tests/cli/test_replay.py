@@ -169,7 +169,7 @@ def test_a_raw_prompt_with_an_image_is_repeated(tmp_path: Path, seeing: tuple[Pa
 
 
 @pytest.mark.night
-def test_the_part_that_reads_an_image_otherwise_is_named(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
+def test_the_part_that_reads_an_image_differently_is_named(tmp_path: Path, seeing: tuple[Path, Path]) -> None:
     path = recorded_image(tmp_path, seeing)
     body = json.loads(path.read_text())
     [image], machine = body["images"], body["machine"]

@@ -196,7 +196,7 @@ IMAGE_CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("chat.messages[0].content[0].image", lambda body: body["chat"]["messages"][0]["content"][0].update(image="../x")),
     ("chat.messages[0].content[0].detail", lambda body: body["chat"]["messages"][0]["content"][0].update(detail="x")),
     ("chat.messages[0].content[1].type", lambda body: body["chat"]["messages"][0]["content"][1].update(type="file")),
-    ("the messages have other images", lambda body: body["chat"]["messages"][0]["content"].pop()),
+    ("the images do not match the messages", lambda body: body["chat"]["messages"][0]["content"].pop()),
     ("prompt_tokens[1]", lambda body: body.update(prompt_tokens=[1, -2])),
 ]
 

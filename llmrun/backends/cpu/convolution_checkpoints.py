@@ -1,8 +1,8 @@
 """The checkpoints of short convolutions after images, for models such as LFM2-VL.
 
 The KV cache keeps the last inputs of short convolutions like a sliding window, which moves on while the model answers.
-A checkpoint is a copy of the few inputs before a position on which the row at this position depends. Text needs no
-checkpoints: the window has 256 more tokens than the convolution needs, and turns of a chat differ near their ends.
+A checkpoint is a copy of the few earlier inputs that the row at a position depends on. Text needs no checkpoints: the
+window has 256 more tokens than the convolution needs, and turns of a chat differ near their ends.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class InputPool(Protocol):
 
     @property
     def before_bytes(self) -> int:
-        """The size of the inputs before a position that a row there depends on."""
+        """The size of the earlier inputs that a row depends on."""
 
     def read_before(self, seq: int, n: int) -> NDArray[np.uint8]:
-        """Return the inputs before position n that a row there depends on, uint8[before_bytes]."""
+        """Return the earlier inputs that the row at position n depends on, uint8[before_bytes]."""
 
 
 class ConvolutionCheckpoints:

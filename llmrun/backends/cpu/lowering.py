@@ -161,7 +161,7 @@ class Lowered:
         self._chosen.clear()
 
     def records_for(self, *optional: Needed) -> NDArray[np.int64]:
-        """Return the records of a step that needs these optional records. Call `link` first."""
+        """Return the records of a step that needs these kinds of optional records. Call `link` first."""
         if optional not in self._chosen:
             self._chosen[optional] = self.records[np.isin(self.needed, (Needed.ALWAYS, *optional))]
         return self._chosen[optional]

@@ -131,11 +131,11 @@ class BlockPool:
 
     @property
     def before_bytes(self) -> int:
-        """The size of the positions before a position that a row there depends on, in layers of short convolutions."""
+        """The size of the earlier positions that a row depends on, in layers of short convolutions."""
         return self.block_bytes // BLOCK * (self.window - 1)
 
     def read_before(self, seq: int, n: int) -> NDArray[np.uint8]:
-        """Return the positions before n that a row at n depends on, uint8[before_bytes]. `reaches` must be true."""
+        """Return the earlier positions that the row at n depends on, uint8[before_bytes]. `reaches` must be true."""
         parts = [self._position(memory, seq, at) for at in self._before(n) for memory in self._memory]
         data = np.concatenate([part.reshape(-1) for part in parts])
         return np.pad(data, (0, self.before_bytes - len(data)))
@@ -143,7 +143,7 @@ class BlockPool:
     def restore_before(self, seq: int, length: int, n: int, data: NDArray[np.uint8]) -> None:
         """Replace a sequence of `length` positions by n positions, of which only the last ones are stored.
 
-        data  what `read_before` returned
+        data  the result of `read_before`
         """
         self.cut(seq, length, 0)
         self._starts[seq] = self._before(n).start

@@ -195,7 +195,7 @@ class Team:
         self._prefetching.took(len(tokens), time.perf_counter() - started)
 
     def _records_of_step(self, optional: tuple[Needed, ...]) -> NDArray[np.int64]:
-        """Return the records to run, which include these optional ones."""
+        """Return the records to run, including these kinds of optional records."""
         return self._lowered.records_for(*optional)
 
     def _run_step(self) -> None:

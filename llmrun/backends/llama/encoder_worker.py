@@ -35,7 +35,7 @@ class EncoderWorker(Worker):
         self._lines.clear()
         parameters = self._llama.llama_model_default_params()
         self._without_devices(parameters)
-        parameters.no_alloc, parameters.load_mode = True, self._llama.LLAMA_LOAD_MODE_NONE  # it cannot map the file
+        parameters.no_alloc, parameters.load_mode = True, self._llama.LLAMA_LOAD_MODE_NONE  # no_alloc excludes mmap
         text_model = self._llama.llama_model_load_from_file(os.fsencode(model), parameters)
         if not text_model:
             return self._failure("no reason given")

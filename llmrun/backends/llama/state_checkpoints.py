@@ -1,4 +1,4 @@
-"""Checkpoints of llama.cpp's recurrent states after images, so that another question about an image can reuse it.
+"""Checkpoints of llama.cpp's recurrent states after images, so that other questions reuse the images.
 
 llama.cpp cannot rewind a recurrent state. A checkpoint is the part of a saved sequence that contains only this state,
 without keys and values, which llama.cpp can rewind. A checkpoint is made when text follows an image.

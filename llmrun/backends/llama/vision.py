@@ -55,7 +55,7 @@ class LlamaVision:
             "gpu_bytes": None,
             "most_rows": projector.most_rows,
         }
-        self._asked: int | None = None  # the number of the request to load the projector, until it is answered
+        self._asked: int | None = None  # the number of the request to load the projector, if one was sent
         self._loaded = self._closed = False
         self._starting = Lock()
         self._encoding: LlamaEncoding | None = None

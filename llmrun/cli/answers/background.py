@@ -5,7 +5,7 @@ an engine, and so does the first run with --keep-alive or the setting `keep_aliv
 the run opens the model itself, and -v shows the reason.
 
 An engine that has opened the model with its projector serves runs with and without images, so a model that reads images
-needs only one engine: when it starts, the idle engine that reads only text leaves.
+needs only one engine. When this engine starts, an idle engine without the projector leaves.
 
 A run that uses no engine imports only the modules that this decision needs.
 """
@@ -168,7 +168,7 @@ class BackgroundRun:
                 if mmproj := message.options.get("mmproj"):
                     size += Path(mmproj).stat().st_size
                 if replaced:
-                    make_room(only=replaced)  # its model would be in memory twice
+                    make_room(only=replaced)  # otherwise, the model would be in memory twice
                 make_room(most_idle=_MOST_IDLE - 1)
                 if not fits_beside(size) and not (make_room() and fits_beside(size)):
                     raise RunsAlone("the model is too large to stay in memory between runs")
@@ -272,7 +272,7 @@ def _in_background(asked: Open) -> Open:
 
 
 def _files_of(asked: Open) -> tuple[str, ...]:
-    """Return the files that determine the answers: the models', the projector, the adapters', the user's catalogue."""
+    """Return the files that determine the answers: models, projector, adapters and the user's catalogue."""
     from llmrun.backends.lora_files import LoraOption
     from llmrun.hub.local.paths import model_files
 

@@ -69,7 +69,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
-        """Predict at most `most` tokens that follow `tokens`, which are the words of the prompt and the answer so far.
+        """Predict at most `most` tokens that follow `tokens`: the prompt without its images, and the answer so far.
 
         The tokens of each call begin with those of the previous call. Drafters whose tokens take time call `worth`
         before each token. This method never raises an error.
@@ -78,7 +78,7 @@ class Drafter(ABC):
     def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:  # noqa: B027  (optional)
         """Receive the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
 
-        `tokens` are as in `draft`, before the step. Later rows belong to draft tokens, which may be wrong.
+        `tokens` are those of `draft` before the step. Later rows belong to draft tokens, which may be wrong.
         This method never raises an error.
         """
 

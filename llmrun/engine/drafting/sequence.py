@@ -4,8 +4,8 @@ Draft tokens are drawn as the target model draws its own tokens: with the reques
 random numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same
 token even at high temperatures.
 
-The networks read conversations without the rows of images, at positions of their own. Their guesses are worse for it
-when an answer depends on an image, but every draft is verified.
+The networks read conversations without the rows of images, at positions of their own. Their drafts are worse if an
+answer depends on an image, but the answer stays the same, because every draft is verified.
 """
 
 from __future__ import annotations

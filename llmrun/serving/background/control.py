@@ -155,7 +155,7 @@ def make_room(*, most_idle: int = 0, only: str = "") -> bool:
 
     Returns whether any engine has left. The memory of these engines is then free.
 
-    only  the name of the only socket that counts, or "" for all
+    only  the socket of the only engine to ask, or "" to ask all engines
     """
     try:
         idle = [engine for engine in running() if engine.is_idle and engine.socket == (only or engine.socket)]

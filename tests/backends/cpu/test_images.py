@@ -59,7 +59,7 @@ MODELS = [pytest.param(name, marks=() if name in KINDS else pytest.mark.night) f
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_images_mean_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_those_of_llama_cpp(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of images and texts, in F32, within the bounds for text.
 
     At most 1e-11 was measured for the twin, 6e-9 with GELU, and at most 2e-7 for the engine. A float16 cache routes
@@ -93,7 +93,7 @@ BEFORE, AFTER = [5, 6, 7, 8], [9, 10, 11]
         E2B,
     ],
 )
-def test_rows_of_libmtmd_mean_what_its_helper_says(tmp_path: Path, name: str, text: str, width: int) -> None:
+def test_logits_are_those_of_libmtmds_helper(tmp_path: Path, name: str, text: str, width: int) -> None:
     """libmtmd's helper itself chooses positions and masks, with a float16 cache as in the engine."""
     file = tiny_projector(tmp_path, name, text_width=width, **SMALL.get(name, {}))
     projector, path = read_projector(file), tiny_text_model(tmp_path, name, text=text, text_width=width)

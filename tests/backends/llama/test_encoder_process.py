@@ -231,7 +231,7 @@ def test_a_new_process_needs_the_same_projector(backend: LlamaBackend) -> None:
             works(vision)
 
 
-def test_a_crash_while_opening_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_opening_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = LlamaVision.load
 
     def killed(vision: LlamaVision, gpu_bytes: int | None = None) -> None:
