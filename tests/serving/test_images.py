@@ -151,7 +151,7 @@ def test_streams_of_damaged_images_have_a_status(path: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begins", [False, True])
 def test_failed_encoders_are_explained_in_the_log(stream: bool, begins: bool) -> None:
-    """Clients are not told the paths of the server, but without the reason, nobody could mend the projector."""
+    """Clients are not told the paths of the server, but nobody could repair the projector without the reason."""
     problem = "llama.cpp cannot encode an image with /models/mmproj.gguf: out of memory"
     script: Script = [*text("A cat.")[:-1], ModelFileError(problem)] if begins else [BEGIN, ModelFileError(problem)]
     with serving(seeing(lambda _: script)) as server:

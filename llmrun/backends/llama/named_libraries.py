@@ -81,7 +81,7 @@ def checked_mtmd(folder: str) -> Any:
     try:
         mtmd = _imported("mtmd", r"mtmd_\w+", folder)
     except FileNotFoundError as error:
-        raise WrongLibrary("libmtmd, which reads images, is missing") from error
+        raise WrongLibrary("libmtmd, which encodes images, is missing") from error
     structure, function, arguments, fields = _MTMD_STRUCTURE
     if why := _difference(getattr(mtmd, structure), mtmd._libmtmd, function, arguments, fields):
         raise WrongLibrary(f"{structure} has {why} in libmtmd")

@@ -366,7 +366,7 @@ def test_checkpoints_after_images_change_nothing(
 
 
 @SEEING
-def test_nothing_before_a_restored_end_of_an_image_is_reachable(folder: Path, name: str) -> None:
+def test_nothing_before_a_restored_image_end_is_reachable(folder: Path, name: str) -> None:
     """Text and a small image are in the same block of the cache, but only the inputs before the end are restored."""
     path, projector = tiny_text_model(folder, name), read_projector(tiny_projector(folder, name))
     batch = prompt_batch(projector, [PROMPT[:40], seen(projector, 1, nx=3, ny=2), PROMPT[40:800]])

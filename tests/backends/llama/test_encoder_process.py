@@ -93,7 +93,7 @@ def test_rows_do_not_depend_on_threads(tmp_path: Path, name: str) -> None:
 
 
 def test_the_weights_of_the_model_are_not_opened(backend: LlamaBackend) -> None:
-    """The process of the model maps its file, and that of the encoder neither maps nor reads it."""
+    """The model's process maps the model's file, and the encoder's process neither maps nor reads the file."""
     assert works(vision_of(backend))
     model = Path(backend.info.path).name
     assert model in Path(f"/proc/{backend._process.pid}/maps").read_text()

@@ -109,7 +109,7 @@ def test_a_wrong_number_of_rows_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
 def test_encoders_use_the_first_gpu_with_room(
     monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None, free: list[int], expected: bool
 ) -> None:
-    """Without a GPU, the process does not look at any, because looking takes hundreds of megabytes of its memory."""
+    """An encoder on the CPU does not look for GPUs, because this would take hundreds of megabytes of memory."""
     looked: list[object] = []
 
     def gpus(library: object) -> list[dict[str, int]]:

@@ -174,7 +174,7 @@ def test_images_need_a_libmtmd_in_the_folder(named: Path, tmp_path: Path) -> Non
     other_library(named, "int llama_nothing;")
     with pytest.raises(LlmrunError) as caught:
         seen(tmp_path)
-    assert str(caught.value).endswith(": libmtmd, which reads images, is missing")
+    assert str(caught.value).endswith(": libmtmd, which encodes images, is missing")
     assert caught.value.hint == HINT
 
 

@@ -197,7 +197,7 @@ def test_each_image_of_a_chat_can_be_returned_to(seeing: LlamaBackend) -> None:
 
 
 @pytest.mark.push
-def test_a_stop_in_the_text_after_an_image_keeps_the_image(seeing: LlamaBackend) -> None:
+def test_stops_in_the_text_keep_the_image(seeing: LlamaBackend) -> None:
     image = image_of(seeing)
     end = len(BEFORE) + image.piece.count
     batch = asked(seeing, BEFORE, image, QUESTION)

@@ -198,7 +198,7 @@ def test_drafts_change_no_answer_about_images(
     expected = answer_all(noisy(tmp_path, projector).engine, requests)
     sight = noisy(tmp_path, projector)
     speculate_eagerly(sight.engine, [source(noisy(tmp_path, projector).backend)])
-    for _ in range(2):  # a prefix is cached at the second time
+    for _ in range(2):  # a prefix is cached the second time
         answers = answer_all(sight.engine, requests)
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
         if source is not lookup and not projector:  # steps with prompts have no drafts, and M-RoPE changes the noise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReadsImages(Protocol):
-    """What decides the positions and the mask of rows, as in `Projector`."""
+    """The properties that decide the positions and the mask of rows, as in `Projector`."""
 
     @property
     def is_causal(self) -> bool: ...

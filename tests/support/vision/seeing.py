@@ -67,7 +67,7 @@ class ScriptedSeeing:
         self.name = f"scripted {projector} {checkpoint or ''}"
         self._script, self._projector = folder / "script.json", folder / "mmproj.json"
         self._projector.write_text(json.dumps(projector))
-        # No conversation has this cue, so that the voice is silent.
+        # No conversation has this cue, so the voice is silent.
         self._script.write_text(json.dumps({"answers": [["\x01\x02", "-"]], "checkpoint": checkpoint}))
         self._checkpoint = checkpoint
 
