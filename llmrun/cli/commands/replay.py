@@ -45,7 +45,15 @@ def command(
     same: options.SameAsModelHere = None,
     threads: options.Threads = None,
     speculate: options.Speculate = None,
-    mmproj: options.Mmproj = None,
+    mmproj: Annotated[
+        str | None,
+        options.model_option(
+            "--mmproj",
+            metavar="FILE",
+            help="Vision projector for images.  [default: the recorded one]",
+            autocompletion=options.files,
+        ),
+    ] = None,
     offline: options.Offline = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
