@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from llmrun.backends.base import check_batch, identity_of, key_of
-from llmrun.backends.cpu.cache_size import cache_size, kv_type_of, rows_of_step
+from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size, kv_type_of, rows_of_step
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in, convolution_windows
 from llmrun.backends.cpu.prefetching import Prefetching
@@ -209,20 +209,17 @@ class CpuBackend:
         """Run a forward pass in steps, in order, as specified by Backend.forward."""
         check_batch(batch, self.info, self.kv.lengths, 0 if self.vision is None else self.vision.projector.row_width)
         sequences = batch.seq.tolist()
-        is_causal = self.plan.is_causal
-        if not is_causal:
+        if not self.plan.is_causal:
             check_whole(sequences, batch.pos.tolist())
         before = {seq: self.kv.lengths[seq] for seq in sequences}
         logits = np.empty((np.count_nonzero(batch.want & LOGITS), self.lowered.logits_width), np.float32)
         hidden = np.empty((np.count_nonzero(batch.want & HIDDEN), self.info.hidden_size), np.float32)
         try:
-            if len(sequences) > self._max_rows:
+            steps = self._steps(batch, sequences)
+            if len(steps) > 1:
                 self.kv.require(Counter(sequences))
             scored = shown = 0
-            beginnings = [] if self.kv.states is None else rows_after_images(batch)
-            for rows in steps_of(
-                sequences, self._max_rows, whole=not is_causal, ahead=batch.ahead, beginnings=beginnings
-            ):
+            for rows in steps:
                 self.kv.extend(Counter(sequences[rows]))
                 wanted = WantedRows.of(batch.want[rows], self.plan.hidden)
                 self._run(batch, rows, wanted, logits[scored : scored + wanted.scored])
@@ -239,6 +236,16 @@ class CpuBackend:
         finally:
             self._team.clear_cancel()
         return Outputs(logits[:, : self.info.vocabulary_size], hidden)
+
+    def _steps(self, batch: Batch, sequences: list[int]) -> list[slice]:
+        """Divide the rows of a batch into steps. Raises ValueError if a step would need more memory than there is."""
+        is_causal = self.plan.is_causal
+        most = MAX_ROWS if is_causal else self._max_rows  # larger steps of text would delay other requests
+        beginnings = [] if self.kv.states is None else rows_after_images(batch)
+        steps = list(steps_of(sequences, most, whole=not is_causal, ahead=batch.ahead, beginnings=beginnings))
+        if max(step.stop - step.start for step in steps) > self._max_rows:
+            raise ValueError(f"an image has more than {self._max_rows} rows that attend to each other")
+        return steps
 
     def _run(self, batch: Batch, rows: slice, wanted: WantedRows, logits: NDArray[np.float32]) -> None:
         positions = np.ascontiguousarray(batch.pos[rows], np.int32)

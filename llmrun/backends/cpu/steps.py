@@ -36,23 +36,23 @@ def steps_of(
     ahead: NDArray[np.int32] | None = None,
     beginnings: Sequence[int] = (),
 ) -> Iterator[slice]:
-    """Yield the rows of each step in order, at most `most` rows per step.
+    """Yield the rows of each step in order: at most `most` rows, or a longer image whose rows attend to each other.
 
     sequences   the sequence of each row
     whole       never divide the rows of a sequence, which must not be more than `most`
     ahead       int32[rows], as in Batch; rows that attend to each other are never divided
     beginnings  rows that must be the first of a step, in ascending order
-    Raises ValueError for an image with more than `most` rows.
     """
     start, n = 0, len(sequences)
     while start < n:
-        end = min(start + most, n)
+        end = longest = min(start + most, n)
         if (next_one := bisect_right(beginnings, start)) < len(beginnings):
             end = min(end, beginnings[next_one])
         while end < n and ((whole and sequences[end] == sequences[end - 1]) or (ahead is not None and ahead[end - 1])):
             end -= 1
             if end == start:
-                raise ValueError(f"an image has more than {most} rows that attend to each other")
+                assert ahead is not None, "a sequence has too many rows"
+                end = longest + int(ahead[longest - 1])
         yield slice(start, end)
         start = end
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from llmrun.base.errors import KVFull
 from llmrun.model.plan.ops import activations
 from llmrun.model.vision.layout import Rows
 from llmrun.model.vision.projector import read_projector
@@ -192,3 +193,45 @@ def test_prefixes_that_end_at_images_change_nothing(tmp_path: Path, name: str) -
             rest = part_of(batch, kept)
             found = backend.forward(replace(rest, seq=np.ones_like(rest.seq))).logits
             np.testing.assert_array_equal(found, expected[kept:])
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def sizes_of_steps(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of rows of each step from now on."""
+    sizes: list[int] = []
+    run = backend._team.run
+
+    def watched(tokens: NDArray[np.int32], *inputs: Any, **more: Any) -> None:
+        sizes.append(len(tokens))
+        run(tokens, *inputs, **more)
+
+    monkeypatch.setattr(backend._team, "run", watched)
+    return sizes
+
+
+def test_only_images_have_large_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large steps of text would delay other requests."""
+    path, model = tiny_architecture(tmp_path, "gemma3"), IMAGE_MODELS["gemma3"]
+    with opened(path, model, context_size=2048) as backend:
+        sizes = sizes_of_steps(backend, monkeypatch)
+        backend.forward(model.batch((300, (20, 20), (3, 5), 300)))
+        assert sizes == [256, 44, 400, 256, 59]
+        backend.kv.free(0)
+        with pytest.raises(ValueError, match="more than 400 rows"):
+            backend.forward(model.batch(((20, 20), 5, (21, 20), 5)))
+        assert len(sizes) == 5
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+def test_a_full_cache_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path, model = tiny_architecture(tmp_path, name), IMAGE_MODELS[name]
+    with opened(path, model, max_sequences=2, kv_tokens=512) as backend:
+        backend.forward(model.batch((448,)))
+        sizes = sizes_of_steps(backend, monkeypatch)
+        with pytest.raises(KVFull):
+            backend.forward(model.batch((20, (5, 6), 40), seq=1))
+        assert sizes == []
