@@ -334,6 +334,8 @@ def footprint_on_llama(
         mapped = sum(tensor.nbytes for tensor in tensors)
     repacked = sum(tensor.nbytes for tensor in tensors if _is_repacked(tensor, file))
     weights = mapped + repacked + sum(adapter.nbytes for adapter in adapters)
+    if projector is not None:
+        scratch += _checkpoint_bytes(file)
     footprint = Footprint(
         weights=weights,
         mapped=mapped,
@@ -345,6 +347,16 @@ def footprint_on_llama(
         kv_type=kv_type,
     )
     return with_encoder(footprint, projector, file, on_gpu=encodes_on_gpu)
+
+
+def _checkpoint_bytes(file: GGUFFile) -> int:
+    """Return the size of the recurrent states that are kept after images, which are always in main memory."""
+    n_bytes = sum(memory.state_bytes for memory in layer_memories(file))
+    if not n_bytes:
+        return 0
+    from llmrun.backends.llama.state_checkpoints import n_checkpoints
+
+    return n_checkpoints(n_bytes) * n_bytes
 
 
 # repack.cpp in ggml repacks matrices into groups of 8 rows.
@@ -458,7 +470,7 @@ def decide_placement(
     if gpu_layers == 0:
         raise NoRoomOnGpu(_no_room(found))
     on_cpu = 0 if gpu_layers == ALL_LAYERS else layers_of(file) + 1 - gpu_layers
-    if on_cpu > 0:
+    if on_cpu > 0 or (projector is not None and not on_gpu):
         context_size = _context_in_memory(
             *(options, file, adapters, context_size, projector), layers=on_cpu, encodes_on_gpu=on_gpu
         )

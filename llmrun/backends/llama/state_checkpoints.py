@@ -13,7 +13,11 @@ from typing import Any, Final
 from llmrun.backends.checkpoints import Checkpoints, n_within_budget
 
 _ONLY_STATE: Final = 1  # llama.cpp's LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-_LEAST: Final = 2  # checkpoints, even if they do not fit in the budget
+
+
+def n_checkpoints(n_bytes: int) -> int:
+    """Return how many checkpoints of this size a context keeps: as many as fit in the budget, but at least two."""
+    return max(2, n_within_budget(n_bytes))
 
 
 class StateCheckpoints:
@@ -43,7 +47,7 @@ class StateCheckpoints:
         """Note that a pass with rows of these sequences has succeeded."""
         for seq in set(sequences) if images and self._has_state else ():
             if self._made is None:
-                self._made = Checkpoints(self._max_sequences, max(_LEAST, n_within_budget(self._size(seq))))
+                self._made = Checkpoints(self._max_sequences, n_checkpoints(self._size(seq)))
             self._made.note_image(seq, lengths[seq])
 
     def _size(self, seq: int) -> int:

@@ -14,18 +14,21 @@ from llmrun.backends.llama import placement as module
 from llmrun.backends.llama.placement import (
     ALL_LAYERS,
     Placement,
+    cache_by_context,
     decide_placement,
     footprint_on_llama,
     layer_sizes,
     rows_at_once,
     used_devices,
 )
+from llmrun.backends.llama.state_checkpoints import n_checkpoints
 from llmrun.backends.sizing import GPU_CONTEXT, LARGEST_DEFAULT, LLAMA_PROCESS, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.projector import ProjectorFile
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.tiny_architectures import tiny_architecture
 
 DEVICES = [{"description": name, "free": 1, "total": 2} for name in ("10.0.0.2:50052", "NVIDIA H200", "NVIDIA L4")]
 NAMES = "10.0.0.2:50052, NVIDIA H200, NVIDIA L4"
@@ -194,6 +197,30 @@ def test_encoders_need_a_context_on_the_gpu(tmp_path: Path, monkeypatch: pytest.
     assert model == (512, ALL_LAYERS, False)
     assert placed(path, asked, GIB + GPU_CONTEXT, encoder=small) == (512, ALL_LAYERS, False)
     assert placed(path, asked, GIB + GPU_CONTEXT + 64 * MIB, encoder=small) == (512, ALL_LAYERS, True)
+
+
+def test_encoders_beside_a_model_on_a_gpu_must_fit_in_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), gpu_layers="all")
+    monkeypatch.setattr(module, "free_memory", lambda: GIB)
+    assert placed(path, asked, 4 * GIB, encoder=projector(weight_bytes=GIB)) == (512, ALL_LAYERS, True)
+    with pytest.raises(DoesNotFit):
+        placed(path, asked, GIB, encoder=projector(weight_bytes=GIB))
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+def test_checkpoints_after_images_need_memory(tmp_path: Path, name: str) -> None:
+    """Only models that read images make checkpoints."""
+    with open_gguf(tiny_architecture(tmp_path, name)) as file:
+        alone, both = (footprint_on_llama(file, cache=KVBytes(1), projector=each) for each in (None, projector()))
+        state = cache_by_context(file).states
+        assert both.scratch - alone.scratch == WORKING + n_checkpoints(state) * state > WORKING
+
+
+@pytest.mark.parametrize(("n_bytes", "expected"), [(1, 64), (50 * MIB, 5), (GIB, 2)])
+def test_large_states_have_few_checkpoints(n_bytes: int, expected: int) -> None:
+    assert n_checkpoints(n_bytes) == expected
 
 
 def test_encoders_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
