@@ -6,8 +6,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
@@ -16,9 +17,9 @@ from llmrun.backends.cpu.cache_size import MAX_ROWS, rows_of_step
 from llmrun.backends.encoders import opened_projector
 from llmrun.backends.llama import placement
 from llmrun.backends.llama.vision import LlamaVision
-from llmrun.backends.registry import BACKENDS, Entry
+from llmrun.backends.registry import BACKENDS, Entry, backend_named
 from llmrun.backends.sizing import LLAMA_PROCESS, vocabulary_bytes
-from llmrun.base.errors import DoesNotFit
+from llmrun.base.errors import DoesNotFit, UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.plan.plan import Plan
 from llmrun.model.vision.layout import Projector
@@ -111,3 +112,34 @@ def test_images_with_two_way_masks_fit_in_a_step(is_causal: bool, most_rows: int
     projector = cast(Projector, SimpleNamespace(is_causal=is_causal, most_rows=most_rows))
     assert rows_of_step(CAUSAL, 4096, None, projector) == expected
     assert rows_of_step(CAUSAL, 4096, None) == MAX_ROWS
+
+
+SECTIONS = {"rope.dimension_sections": np.array([6, 5, 5, 0], np.int32)}
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(
+    ("backend", "name", "keys", "why"),
+    [
+        ("cpu", "qwen3vl_merger", SECTIONS | {"n_deepstack_layers": 1}, "rows of 96 numbers, not 192"),
+        ("cpu", "qwen3vl_merger qwen35", SECTIONS, "no M-RoPE"),
+        ("llama", "qwen3vl_merger qwen35", SECTIONS, "no M-RoPE"),
+    ],
+)
+def test_metadata_cannot_claim_what_architectures_ignore(
+    tmp_path: Path, backend: str, name: str, keys: dict[str, Any], why: str
+) -> None:
+    """The metadata of a qwen3 model makes it look like qwen3vl."""
+    path = tiny_text_model(tmp_path, name, text="qwen3vl", architecture="qwen3", keys=keys)
+    options = OpenOptions(context_size=256, threads=1, gpu_layers=0, mmproj=str(tiny_projector(tmp_path, name)))
+    entry = backend_named(backend)
+    assert entry is not None
+    with open_gguf(path) as file:
+        with pytest.raises(UnsupportedModel) as caught:
+            entry.kind().open(file, options)
+        assert str(caught.value).startswith(f"images not supported: {path}: the architecture qwen3 has {why}")
+        assert "--no-mmproj" in caught.value.hint
+        if backend == "cpu":
+            with pytest.raises(UnsupportedModel, match=why):
+                entry.kind().footprint(file, options)
+        entry.kind().open(file, replace(options, mmproj="")).close()

@@ -87,7 +87,12 @@ class CpuBackend:
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
         base = architecture.plan(file, config)
-        self.plan = base if self.vision is not None else base.without_images()
+        projector = None if self.vision is None else self.vision.projector
+        if projector is not None:
+            from llmrun.backends.encoders import check_plan
+
+            check_plan(base, projector, file)
+        self.plan = base if projector is not None else base.without_images()
         if adapters:
             from llmrun.backends.cpu.adapters import adapted
 
@@ -100,7 +105,6 @@ class CpuBackend:
             max_sequences += options.cached_prefixes
         if early is not None:  # the memory is no longer free, but the weights will use it
             options = replace(options, reserved_memory=options.reserved_memory - early.stop())
-        projector = None if self.vision is None else self.vision.projector
         context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads, projector)
         kv_type = kv_type_of(file, options)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)

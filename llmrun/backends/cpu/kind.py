@@ -40,7 +40,7 @@ class CpuKind:
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted
         from llmrun.backends.cpu.cache_size import footprint_on_cpu, kv_type_of, rows_of_step
-        from llmrun.backends.encoders import opened_projector
+        from llmrun.backends.encoders import check_plan, opened_projector
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.backends.sizing import LARGEST_DEFAULT
         from llmrun.base.machine.cpu_count import default_threads
@@ -51,6 +51,8 @@ class CpuKind:
         with opened_adapters(options.adapters, file) as adapters:
             plan = adapted(plan_of_header(file), adapters)
         projector = opened_projector(options, file)
+        if projector is not None:
+            check_plan(plan, projector, file)
         train_context = file.integer(f"{file.string('general.architecture')}.context_length")
         return footprint_on_cpu(
             file,

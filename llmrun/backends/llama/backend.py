@@ -168,6 +168,9 @@ class LlamaBackend:
         self._open_adapters(adapters)
         self._mrope: bool = answer["mrope"]
         if self.vision:
+            from llmrun.backends.encoders import check_mrope
+
+            check_mrope(self._mrope, self.vision.projector, file)
             self.vision.wait()
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
