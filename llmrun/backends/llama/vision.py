@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _WORKER = "backends.llama.encoder_worker"
 _WITHOUT = "the projector may be damaged, or llama.cpp may not support it: use another --mmproj, or --no-mmproj"
 _LOOK_S = 0.05  # interval between checks of whether an encoding was cancelled
+_STOP_S = 20.0  # seconds that the next image waits for a cancelled one; large nodes of libmtmd's graph take seconds
 
 
 class LlamaVision:
@@ -137,11 +138,15 @@ class LlamaVision:
         """Stop the tile that is being encoded. Other threads and signal handlers can call this method."""
         self._process.stop()
 
+    def kill(self) -> None:
+        """Kill the process. The next image starts another one."""
+        self._process.kill()
+
     def close(self) -> None:
-        """Kill the process. Idempotent."""
+        """End the process for good. Idempotent."""
         with self._starting:
             self._closed = True
-            self._process.kill()
+            self.kill()
         if self._encoding is not None:
             self._encoding.join()
         self._process.close()
@@ -177,7 +182,7 @@ class LlamaEncoding(Thread):
         layout: ImageLayout,
         before: LlamaEncoding | None,
     ) -> None:
-        """Begin to encode as soon as the encoding before this one, which may have been cancelled, has stopped."""
+        """Begin to encode as soon as the encoding before this one, which is complete or cancelled, has stopped."""
         super().__init__(name="encoding", daemon=True)
         self._vision, self._tiles, self._before = vision, tiles, before
         self._pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
@@ -188,7 +193,10 @@ class LlamaEncoding(Thread):
 
     def run(self) -> None:
         if self._before is not None:
-            self._before.join()
+            self._before.join(_STOP_S)
+            if self._before.is_alive():  # libmtmd may hang, so this image starts another process
+                self._vision.kill()
+                self._before.join()
             self._before = None
         try:
             self._rows = np.concatenate([self._encode(piece) for piece in self._pieces])

@@ -21,6 +21,7 @@ if sys.platform == "win32":
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.encoders import opened_projector
+from llmrun.backends.llama import vision as vision_module
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.vision import LlamaEncoding, LlamaVision
 from llmrun.base.errors import BackendCrashed, Cancelled, ModelFileError
@@ -142,6 +143,18 @@ def test_nobody_waits_until_a_cancelled_image_stops(backend: LlamaBackend) -> No
     with pytest.raises(Cancelled):
         encoding.advance(0)
     assert encoding.is_alive()
+
+
+def test_a_stuck_image_does_not_hold_up_the_next_one(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelling an image that hangs is enough, for example by closing the connection of its request."""
+    monkeypatch.setattr(vision_module, "_STOP_S", 0.5)
+    vision = vision_of(backend)
+    encoding, pid = large(vision), pid_of(vision)
+    os.kill(pid, signal.SIGSTOP)
+    encoding.cancel()
+    assert works(vision)
+    assert ends(pid)
+    assert not encoding.is_alive()
 
 
 def test_cancelling_an_earlier_image_stops_no_other(backend: LlamaBackend) -> None:
