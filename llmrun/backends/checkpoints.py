@@ -12,12 +12,13 @@ Two rules limit the checkpoints:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
 
-from llmrun.backends.base import CHECKPOINT_DISTANCE
+from llmrun.backends.base import CHECKPOINT_DISTANCE, CHECKPOINT_PART, SavedPart
 
 _BUDGET: Final = 256 << 20  # bytes for checkpoints
 _MOST: Final = 64  # checkpoints; the memory would hold more for small models
@@ -101,6 +102,13 @@ class Checkpoints:
         checkpoint = Checkpoint(self.free.pop(), position, 0, after_image)
         self.use(checkpoint)
         self.owned[seq].insert(self._count(seq, position), checkpoint)
+
+    def loadable(self, parts: Iterable[SavedPart], n: int, n_bytes: int) -> Iterator[SavedPart]:
+        """Yield the saved checkpoints of this size up to position n, the last ones first, as long as slots are free."""
+        found = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
+        for part in sorted(found, key=attrgetter("end"), reverse=True):
+            if self.free and part.n_bytes == n_bytes:
+                yield part
 
     def use(self, checkpoint: Checkpoint) -> None:
         """Mark a checkpoint as used."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -104,10 +103,7 @@ class ConvolutionCheckpoints:
 
     def load(self, seq: int, n: int, parts: Iterable[SavedPart]) -> None:
         """Load the last checkpoints up to position n of a sequence that has none. Damaged checkpoints are skipped."""
-        usable = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
-        for part in sorted(usable, key=attrgetter("end"), reverse=True):
-            if not self.checkpoints.free or part.n_bytes != self._n_bytes:
-                continue
+        for part in self.checkpoints.loadable(parts, n, self._n_bytes):
             with suppress(IntegrityError):
                 self._saved[self.checkpoints.free[-1]] = np.frombuffer(part.read(), np.uint8)
                 self.checkpoints.add(seq, part.end, after_image=True)

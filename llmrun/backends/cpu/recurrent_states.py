@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -192,11 +191,7 @@ class RecurrentStates:
         The state of the sequence is lost, so the sequence must be truncated before the next step.
         """
         self.bases[seq] = None
-        usable = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
-        n_bytes = checkpoint_bytes(self._groups)
-        for part in sorted(usable, key=attrgetter("end"), reverse=True):
-            if not self.checkpoints.free or part.n_bytes != n_bytes:
-                continue
+        for part in self.checkpoints.loadable(parts, n, checkpoint_bytes(self._groups)):
             with suppress(IntegrityError):
                 data = np.frombuffer(part.read(), np.uint8)
                 slot = self.checkpoints.free[-1]

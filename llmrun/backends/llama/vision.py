@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _WORKER = "backends.llama.encoder_worker"
 _WITHOUT = "the projector may be damaged, or llama.cpp may not support it: use another --mmproj, or --no-mmproj"
-_LOOK_S = 0.05  # interval between checks of whether an encoding was cancelled
 _STOP_S = 20.0  # seconds that the next image waits for a cancelled one; large nodes of libmtmd's graph take seconds
 
 
@@ -211,15 +209,12 @@ class LlamaEncoding(Thread):
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
         """Wait for the embeddings, as specified by `Encoding.advance`."""
-        end = time.monotonic() + seconds
-        while True:
-            self.join(min(_LOOK_S, max(0.0, end - time.monotonic())))
-            if self._is_cancelled:
-                raise Cancelled("generation stopped")
-            if self._error is not None:
-                raise self._error
-            if self._rows is not None or time.monotonic() >= end:
-                return self._rows
+        self.join(seconds)
+        if self._is_cancelled:
+            raise Cancelled("generation stopped")
+        if self._error is not None:
+            raise self._error
+        return self._rows
 
     def cancel(self) -> None:
         """Stop encoding soon. Other threads and signal handlers can call this method. Idempotent."""
