@@ -75,6 +75,12 @@ def ends(pid: int) -> bool:
     return not is_running(pid)
 
 
+def end(vision: LlamaVision) -> None:
+    """Kill the process, and wait until all of its threads have ended. Before, it may look like a zombie."""
+    vision.kill()
+    assert vision._process._child.wait(WAIT_S)
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +233,7 @@ def test_a_crash_ends_only_its_image(backend: LlamaBackend) -> None:
 
 def test_a_crash_between_images_ends_none(backend: LlamaBackend) -> None:
     vision = vision_of(backend)
-    os.kill(pid_of(vision), signal.SIGKILL)
-    assert ends(pid_of(vision))
+    end(vision)
     assert works(vision)
     assert works(vision)
 
@@ -236,8 +241,7 @@ def test_a_crash_between_images_ends_none(backend: LlamaBackend) -> None:
 def test_a_new_process_needs_the_same_projector(backend: LlamaBackend) -> None:
     """Otherwise, rows of another projector would be found in caches under the old one."""
     vision = vision_of(backend)
-    os.kill(pid_of(vision), signal.SIGKILL)
-    assert ends(pid_of(vision))
+    end(vision)
     os.utime(vision.projector.path, (1, 1))
     for _ in range(2):
         with pytest.raises(ModelFileError, match="changed while it was being read"):
