@@ -139,7 +139,7 @@ class ScriptedVision:
 class ScriptedEncoding:
     """An image that a scripted encoder encodes.
 
-    waited         how often the engine waited for the image, instead of only looking
+    waited         how many seconds the engine was ready to wait for the image in all
     is_cancelled   True after `cancel`
     has_ended      True after the rows or an error
     """
@@ -147,11 +147,11 @@ class ScriptedEncoding:
     def __init__(self, vision: ScriptedVision, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> None:
         self._vision, self._tiles, self._layout = vision, tiles, layout
         self._looks, self._end = vision.projector.encode_looks, time.monotonic() + vision.projector.encode_seconds
-        self.waited = 0
+        self.waited = 0.0
         self.is_cancelled = self.has_ended = False
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
-        self.waited += seconds > 0
+        self.waited += seconds
         if self.is_cancelled:
             self.has_ended = True
             raise Cancelled("stopped in the middle of an image")

@@ -189,7 +189,8 @@ class Timings:
     accepted_tokens: int = 0  # drafted tokens that were accepted by the verification
     forced_tokens: int = 0  # tokens for which the response format or thinking budget left no alternative
     encoded_images: int = 0  # images whose embeddings had to be computed
-    encode_s: float = 0.0  # the time for decoding and encoding them, which `prefill_s` does not include
+    encode_s: float = 0.0  # the time for decoding and encoding them
+    image_wait_s: float = 0.0  # the time in which the prompt waited for an image, which `prefill_s` does not include
 
     @property
     def prompt_per_second(self) -> float:

@@ -89,6 +89,7 @@ class Answer:
     images           the images of the prompt, or None
     encoded_images   how many images were encoded for the request
     encode_s         seconds for encoding them
+    image_wait_s     seconds in which the request had no rows in steps, because its next image was not encoded yet
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
@@ -132,6 +133,7 @@ class Answer:
     images: PromptImages | None = None
     encoded_images: int = 0
     encode_s: float = 0.0
+    image_wait_s: float = 0.0
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     found_tokens: int = 0
@@ -210,6 +212,10 @@ class Answer:
         """Return the numbers under which tokens from position `first` on are cached."""
         numbers = tokens if self.images is None else self.images.marked(tokens, first)
         return numbers if self.adapters is None else self.adapters.marked(numbers, first)
+
+    def lacks_image(self, position: int) -> bool:
+        """Return whether the token at a position is a row of an image that is not encoded yet."""
+        return self.images is not None and self.images.lacks_row(position)
 
     def forget_files(self) -> None:
         """Forget the files of the images, because a request may be remembered after its end (prefix_history.py)."""
@@ -472,6 +478,7 @@ class Answer:
             forced_tokens=self.forced_tokens,
             encoded_images=self.encoded_images,
             encode_s=self.encode_s,
+            image_wait_s=self.image_wait_s,
         )
         finished = Finished(
             request_id=self.request_id,

@@ -55,6 +55,7 @@ def request_timings(
     forced_tokens: int = 0,
     encoded_images: int = 0,
     encode_s: float = 0.0,
+    image_wait_s: float = 0.0,
 ) -> Timings:
     """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
@@ -63,7 +64,9 @@ def request_timings(
     step_times       when each step that generated tokens ended, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
     steps            number of steps that generated tokens; 0 if unknown (remote)
-    encode_s         time for encoding images, which counts toward the TTFT, but not the prefill
+    encode_s         time for encoding images
+    image_wait_s     time in which the prompt could not run until an image was encoded; it counts toward the TTFT, but
+                     not the prefill. While other images are encoded, the prompt runs
     """
     first = step_times[0] if step_times else ended
     last = step_times[-1] if step_times else ended
@@ -72,7 +75,7 @@ def request_timings(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         generated_tokens=generated_tokens,
-        prefill_s=max(first - prefill_started - encode_s, 0.0) if encode_s else first - prefill_started,
+        prefill_s=max(first - prefill_started - image_wait_s, 0.0),
         ttft_s=first - submitted if step_times else 0.0,
         decode_s=last - first,
         total_s=last - submitted,
@@ -83,6 +86,7 @@ def request_timings(
         forced_tokens=forced_tokens,
         encoded_images=encoded_images,
         encode_s=encode_s,
+        image_wait_s=image_wait_s,
     )
 
 

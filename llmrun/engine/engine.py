@@ -56,6 +56,8 @@ _LEAST_PREFILLED = MOST_ROWS
 # The costs of earlier processes are looked up for predictions, and for prompts of this many tokens, whose progress is
 # shown.
 _LONG_PROMPT = 1024
+_WAIT_S = 0.01  # how long to wait for an image if nothing else can run; meanwhile, nobody sees a new request
+_BRIEF_WAIT_S = 0.001  # the same while texts are embedded between steps
 _LEAST_KEPT = 4  # after this many further steps with prompts, the costs are kept for later processes
 
 
@@ -130,6 +132,7 @@ class Engine:
         )
         self._share_prefixes = share_prefixes
         self._saved: SavedPrefixes | None = None
+        self._embedder: Embedder | None = None
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write the next attributes at any time, so each write is atomic.
@@ -369,14 +372,17 @@ class Engine:
         requests = self._requests
         requests.admit()
         events += self._advance_images()
-        waiting = [] if self.image_encoder is None else self.image_encoder.waiting
+        encoder = self.image_encoder
+        waiting = [] if encoder is None else encoder.waiting
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
         if begun := begun_by(work, waiting):
             self._on_begin(begun)
         if not work and waiting:
-            return events + self._advance_images(may_wait=True)
+            embeds = self._embedder is not None and not self._embedder.idle
+            return events + self._advance_images(_BRIEF_WAIT_S if embeds else _WAIT_S)
         if not work:
             return events + (requests.make_room() if requests.running else [])
+        is_disturbed = encoder is not None and encoder.is_working
         started = time.perf_counter()
         try:
             work, outputs = self._forward(work)
@@ -401,15 +407,15 @@ class Engine:
         except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
             requests.drop_failed(work)
             raise
-        self._scheduler.observe(work, time.perf_counter() - started)
+        self._scheduler.observe(work, time.perf_counter() - started, is_disturbed=is_disturbed)
         requests.retire()
         return events
 
-    def _advance_images(self, *, may_wait: bool = False) -> list[Event]:
+    def _advance_images(self, wait_s: float = 0.0) -> list[Event]:
         """Advance the encoding of images, whose errors end only the requests that need the image."""
         if self.image_encoder is None:
             return []
-        failed = self.image_encoder.advance(self._requests.running, may_wait=may_wait)
+        failed = self.image_encoder.advance(self._requests.running, wait_s)
         events: list[Event] = [answer.fail(error) for answer, error in failed]
         if events:
             self._requests.retire()
@@ -502,7 +508,8 @@ class Engine:
         """
         from llmrun.engine.embedding import Embedder
 
-        return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
+        self._embedder = Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
+        return self._embedder
 
     def save_prefix(self, most: int | None = None, saved: SavedPrefixes | None = None) -> bool:
         """Save tokens of the most recently finished request with unsaved tokens. Call this method between steps.
@@ -548,8 +555,7 @@ class Engine:
         if timings.steps > _LEAST_STEPS and timings.decode_s > 0:
             # Steps with accepted drafts count once, so drafts never make the speed of a step look better than it is.
             self._best_decode = max(self._best_decode, (timings.steps - 1) / timings.decode_s)
-        # Images are encoded while steps run, so the time without images would be too short.
-        if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED and not timings.encoded_images:
+        if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED:
             self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
 
     def keep_costs(self) -> None:

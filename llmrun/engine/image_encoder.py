@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
-_WAIT_S: Final = 0.01  # if nothing else can run; new requests are not noticed during this time
+_LOOK_S: Final = 0.01  # interval between the attempts of `close` to stop the decoder
 
 
 Key = tuple[str, bytes]  # the scope of a request's prefixes, and `PromptImage.key`
@@ -124,7 +124,7 @@ class _Job:
 class ImageEncoder:
     """Encodes the images of the running requests.
 
-    waiting      the running requests whose next image is not encoded yet
+    waiting      the running requests whose next row belongs to an image that is not encoded yet
     row_seconds  how long a row of an image takes, or 0 until an image was encoded
     """
 
@@ -132,6 +132,7 @@ class ImageEncoder:
         self._vision = vision
         self._jobs: dict[Key, _Job] = {}
         self._last_end = 0.0  # when the last image was encoded
+        self._looked = 0.0  # since when the requests in `waiting` wait, not counting earlier calls of `advance`
         self.recent = RecentRows()
         self.waiting: list[Answer] = []
         self.row_seconds = 0.0
@@ -151,14 +152,15 @@ class ImageEncoder:
     def _threads(self) -> Executor:
         return ThreadPoolExecutor(1, "decoding")  # an image of 64 megapixels takes ten seconds
 
-    def advance(self, running: Mapping[Answer, Slot], *, may_wait: bool = False) -> list[tuple[Answer, LlmrunError]]:
+    def advance(self, running: Mapping[Answer, Slot], wait_s: float = 0.0) -> list[tuple[Answer, LlmrunError]]:
         """Decode the next images, encode one of them, and supply the rows that are complete.
 
         Work on images that no request needs any more is stopped.
 
-        may_wait  wait a moment for the image, instead of only checking if it is ready
+        wait_s  how long to wait for the image
         Returns the requests whose image cannot be decoded or encoded, and the errors.
         """
+        self._count_waits()
         needs = sorted(self._needs(running), key=lambda need: (not need.is_near, need.rank))
         self._stop_all_but({need.key for need in needs})
         self._decode(needs)
@@ -167,22 +169,28 @@ class ImageEncoder:
             job = self._jobs[key]
             asking = [need for need in needs if need.key == key]
             try:
-                if (rows := job.encoded(self._vision, _WAIT_S if may_wait else 0.0)) is not None:
+                if (rows := job.encoded(self._vision, wait_s)) is not None:
                     self._supply(key, rows, asking)
             except Cancelled:
                 job.encoding = None
             except LlmrunError as error:  # the message names the image as in the prompt of the first request
                 del self._jobs[key]
                 failed = [(need.answer, error) for need in asking if need.image.name == job.image.name]
-        elif may_wait:
-            wait(self._decoding, _WAIT_S)
+        elif wait_s:
+            wait(self._decoding, wait_s)
+        self._count_waits()
         over = [answer for answer, _ in failed]
         self.waiting = [
-            need.answer
-            for need in needs
-            if need.is_near and need.answer not in over and need.number not in need.images.rows
+            answer for answer, slot in running.items() if answer.lacks_image(len(slot.tokens)) and answer not in over
         ]
         return failed
+
+    def _count_waits(self) -> None:
+        """Count the time since the last call for the requests that have waited since then."""
+        now = time.perf_counter()
+        for answer in self.waiting:
+            answer.image_wait_s += now - self._looked
+        self._looked = now
 
     def _needs(self, running: Mapping[Answer, Slot]) -> Iterator[_Need]:
         """Supply the known rows of images that the next large step could reach, and yield the next two other images."""
@@ -205,6 +213,11 @@ class ImageEncoder:
                 job.stop(self._decoder)
                 if job.encoding is None:  # otherwise, the encoder is not ready for another image
                     del self._jobs[key]
+
+    @property
+    def is_working(self) -> bool:
+        """True if an image is being decoded or encoded, which slows down steps."""
+        return any(job.encoding is not None for job in self._jobs.values()) or bool(self._decoding)
 
     @property
     def _decoding(self) -> list[Future[list[NDArray[np.uint8]]]]:
@@ -251,7 +264,7 @@ class ImageEncoder:
         self._jobs.clear()
         if (threads := vars(self).pop("_threads", None)) is not None:
             ended = threads.submit(lambda: None)
-            while wait([ended], _WAIT_S).not_done:
+            while wait([ended], _LOOK_S).not_done:
                 self._decoder.kill()
             threads.shutdown()
             self._decoder.close()

@@ -310,7 +310,7 @@ class Choices:
             self.encode_s += event.timings.encode_s
             self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer
             if event.timings.ttft_s:
-                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s - event.timings.encode_s)
+                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s - event.timings.image_wait_s)
                 self._metrics.count_wait(self._taken[choice][0].wait_s, actual)
 
     async def __aenter__(self) -> Self:

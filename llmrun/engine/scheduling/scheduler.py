@@ -544,14 +544,12 @@ class Scheduler:
 
         Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
         tokens would take the room that other requests need to finish. A request whose next row belongs to an image that
-        is not encoded yet waits, as if it were not running.
+        is not encoded yet waits, as if it were in the queue.
         """
         self._step += 1
-        running = {
-            answer: slot
-            for answer, slot in running.items()
-            if answer.images is None or not answer.images.lacks_row(len(slot.tokens))
-        }
+        lacking = [answer for answer, slot in running.items() if answer.lacks_image(len(slot.tokens))]
+        running = {answer: slot for answer, slot in running.items() if answer not in lacking}
+        waiting = [*waiting, *lacking]
         for answer, slot in running.items():
             if answer.runs_alone and (work := self._divided({answer: slot}, waiting, room)):
                 return work
@@ -580,11 +578,16 @@ class Scheduler:
         answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
         return self.costs.rows_within(self.chunks.budget(answers), EMPTY, 0)
 
-    def observe(self, work: Sequence[Work], seconds: float) -> None:
-        """Record the duration of a step that has been run."""
+    def observe(self, work: Sequence[Work], seconds: float, *, is_disturbed: bool = False) -> None:
+        """Record the duration of a step that has been run.
+
+        is_disturbed  True if other work may have slowed down the step. Its duration counts only if none is known
+        """
         for part in work:
             part.answer.runs_alone = False
         n_prompt_rows = _prompt_rows(work)
+        if is_disturbed and (self.costs.knows_prompts if n_prompt_rows else self.costs.known):
+            return
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
         self.costs.observe(size_of(work), n_prompt_rows, seconds)

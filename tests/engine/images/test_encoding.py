@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from llmrun.backends.run_speeds import LearntCosts
 from llmrun.backends.scripted_vision import ScriptedEncoding, ScriptedVision
 from llmrun.base.errors import BackendCrashed, LlmrunError, UsageError
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta
+from llmrun.engine.embedding import EmbeddingJob
+from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, TextDelta
 from llmrun.formats.images.decoding import Decoded
 from llmrun.formats.images.scaling import Scaled
 from llmrun.model.vision.layout import ImageLayout
@@ -172,10 +174,9 @@ def test_the_engine_waits_if_nothing_else_can_run(tmp_path: Path) -> None:
     """Without waiting, it would occupy a core that the encoder needs."""
     sight = Sight(tmp_path, {"encode_seconds": 0.3})
     request_id = sight.engine.submit(ask([FILES[0], "?"]))
-    events: list[Event] = []
-    n_steps = 0
+    n_steps, events = 0, list[Event]()
     while not sight.encoded:
-        events += sight.engine.step()  # the last step may also yield text
+        events += sight.engine.step()
         n_steps += 1
     assert n_steps < 60
     assert vision(sight).begun[0].waited > 0
@@ -394,3 +395,77 @@ def test_errors_of_images_are_raised_by_generate(tmp_path: Path) -> None:
     with pytest.raises(LlmrunError, match="the encoder failed"):
         list(sight.engine.generate(ask([FILES[0], "?"])))
     assert sight.engine.idle
+
+
+def test_the_prefill_excludes_only_waits_for_images(tmp_path: Path) -> None:
+    """While an image is encoded, the text before it runs, which is a part of the prefill."""
+    sight = Sight(tmp_path, {"encode_seconds": 0.15}, rows_per_step=32, step_seconds=0.02)
+    [answer] = answer_all(sight.engine, [ask(["words " * 20, FILES[0], "?"], max_tokens=1)])
+    timings = answer.finished.timings
+    n_steps = -(-timings.prompt_tokens // 32)
+    assert timings.encode_s >= 0.15
+    assert timings.image_wait_s <= timings.encode_s - 4 * 0.02
+    assert timings.prefill_s >= 0.02 * n_steps
+    assert timings.ttft_s >= timings.prefill_s + timings.image_wait_s
+
+
+def test_waits_for_a_shared_image_are_no_prefill(tmp_path: Path) -> None:
+    """Only the first of two requests is said to have encoded the image, but both of them have waited for it."""
+    sight = Sight(tmp_path, {"encode_seconds": 0.1}, max_sequences=2)
+    answers = answer_all(sight.engine, [ask([text, FILES[0], "?"], max_tokens=1) for text in ("one", "two")])
+    assert [answer.finished.timings.encoded_images for answer in answers] == [1, 0]
+    assert all(answer.finished.timings.prefill_s < 0.09 for answer in answers)
+
+
+def test_costs_ignore_steps_beside_an_encoding(tmp_path: Path) -> None:
+    """The encoder takes cores away from such a step, so its duration would mislead later predictions."""
+    sight = Sight(tmp_path, {"encode_looks": 20}, max_sequences=2)
+    costs = sight.engine._scheduler.costs
+    answer_all(sight.engine, [ask("hello", max_tokens=3)])
+    n_observed = costs.n_observed
+    image = sight.engine.submit(ask([FILES[0], "?"], max_tokens=1))
+    text = sight.engine.submit(ask("another prompt", max_tokens=1))
+    events = [*sight.engine.step(), *sight.engine.step()]
+    assert any(isinstance(event, Finished) for event in events)
+    assert costs.n_observed == n_observed
+    run_to_the_end(sight.engine, [image, text], events=events)
+    assert costs.n_observed > n_observed
+
+
+def test_steps_beside_an_encoding_count_if_nothing_is_known(tmp_path: Path) -> None:
+    sight = Sight(tmp_path, {"encode_looks": 20})
+    sight.engine.submit(ask(["words", FILES[0], "?"], max_tokens=1))
+    sight.engine.step()
+    assert sight.engine._scheduler.costs.knows_prompts
+
+
+def test_awaited_images_shorten_the_steps_of_a_prompt(tmp_path: Path) -> None:
+    """An image is noticed only after the step in which it is ready. Steps of a single prompt may take two seconds."""
+    rows = []
+    for image in (True, False):
+        sight = Sight(tmp_path, {"encode_looks": 20}, max_sequences=2)
+        sight.engine._scheduler.costs.assume(LearntCosts((0.01, 0.01, 0.0, 0.0), (0.01, 0.01, 0.0, 0.0), 512, 0, 1))
+        if image:
+            sight.engine.submit(ask([FILES[0], "?"]))
+            sight.engine.step()
+        text = sight.engine.submit(ask("a long prompt " * 40))
+        events = sight.engine.step()
+        rows += [event.done for event in events if isinstance(event, PrefillProgress) and event.request_id == text]
+    assert rows[0] < 110 < 180 < rows[1]
+
+
+def test_embedding_goes_on_while_images_are_awaited(tmp_path: Path) -> None:
+    """The engine waits only briefly for the image, because texts are embedded between its steps."""
+    sight = Sight(tmp_path, {"encode_seconds": 60.0}, max_sequences=2)
+    embedder = sight.engine.embedder()
+    sight.engine.submit(ask([FILES[0], "?"]))
+    sight.engine.step()
+    done: list[EmbeddingJob] = []
+    embedder.add(EmbeddingJob([[1] * 1000 for _ in range(3)], done.append))
+    before, n_steps = vision(sight).begun[0].waited, 0
+    while not embedder.idle:
+        embedder.step()
+        sight.engine.step()
+        n_steps += 1
+    assert done
+    assert vision(sight).begun[0].waited - before < 0.005 * n_steps
