@@ -120,7 +120,7 @@ class Engine:
             from llmrun.engine.image_encoder import ImageEncoder
 
             self.image_encoder = ImageEncoder(backend.vision)
-            predictors["encode_s"] = self.image_encoder.expected_seconds
+            predictors["images_s"] = self.image_encoder.expected_seconds
         self._requests = Admission(
             backend.kv,
             self._slots,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import islice
@@ -250,13 +250,13 @@ class ImageEncoder:
         weight = _LEARNT if self.row_seconds else 1.0
         self.row_seconds += weight * (seconds / job.image.layout.rows - self.row_seconds)
 
-    def expected_seconds(self, answer: Answer, depth: int) -> float:
-        """Return how long encoding the images after a position of a prompt will probably take. Thread-safe."""
-        if (images := answer.images) is None:
-            return 0.0
-        missing = {images.images[index].key: images.images[index] for index in images.missing(depth)}
-        unknown = [image for image in missing.values() if not self.recent.knows(answer.prefix_scope, image)]
-        return self.row_seconds * sum(image.layout.rows for image in unknown)
+    def expected_seconds(self, answer: Answer, depth: int) -> Mapping[Hashable, float]:
+        """Return how long encoding each image after a position of a prompt will probably take. Thread-safe."""
+        if (images := answer.images) is None or not self.row_seconds:
+            return {}
+        scope, missing = answer.prefix_scope, [images.images[index] for index in images.missing(depth)]
+        unknown = [image for image in missing if not self.recent.knows(scope, image)]
+        return {(scope, image.key): self.row_seconds * image.layout.rows for image in unknown}
 
     def close(self) -> None:
         """Stop all work, and end the process that decodes images. Idempotent."""

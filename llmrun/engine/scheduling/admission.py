@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Admission(Neighbours):
     A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, the cache needs
     room only for the prompt. If the cache becomes full, the newest request returns to the queue and is computed again.
 
-    encode_s  as in Outlook
+    images_s  as in Outlook
     waiting  requests without a slot
     running  requests with a slot, in order of admission
     preemptions  how often a running request had to return to the queue
@@ -44,7 +44,7 @@ class Admission(Neighbours):
         *,
         max_running: int,
         overcommit: bool,
-        encode_s: Callable[[Answer, int], float] = lambda answer, depth: 0.0,
+        images_s: Callable[[Answer, int], Mapping[Hashable, float]] = lambda answer, depth: {},
     ) -> None:
         super().__init__(kv)
         self._slots = slots
@@ -52,7 +52,7 @@ class Admission(Neighbours):
         self._scheduler = scheduler
         self._shares = FairShares()
         self._ordering = Lock()  # other threads predict waits
-        self._outlook = Outlook(kv, scheduler, slots, max_running, encode_s)
+        self._outlook = Outlook(kv, scheduler, slots, max_running, images_s)
         self._max_running = max_running
         self._overcommit = overcommit
         # True after a request has found no room, paused or made room, and until a request ends.

@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -127,7 +127,7 @@ class Load(Struct, frozen=True):
     limit      the largest length of its answer
     blocks     the blocks of the KV cache that are reserved for it, or that it will reserve
     load_s     seconds to load a saved prefix, which the cache then contains
-    encode_s   seconds to encode its images, one after the other, while other requests run
+    images     seconds to encode each of its images by key, one after the other, while other requests run
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
     computed   tokens of its prompt that the engine computes, because they are not in the cache when it begins
@@ -139,7 +139,7 @@ class Load(Struct, frozen=True):
     limit: int
     blocks: int
     load_s: float = 0.0
-    encode_s: float = 0.0
+    images: Mapping[Hashable, float] = {}
     leader: int | None = None
     computed: int = 0
 
@@ -201,7 +201,8 @@ class Simulation:
         self._ends: list[tuple[float, int, float]] = []
         self._depth = 0.0  # the sum of the answers' depths at the beginning, without later tokens
         self._prompts: list[_Prompt] = []
-        self._encoding: deque[tuple[float, int]] = deque()  # when the images of a prompt are encoded, and its number
+        self._encoded: dict[Hashable, float] = {}  # when each image is encoded, once for all prompts that have it
+        self._encoding: list[tuple[float, int]] = []  # a heap: when all images of a prompt are encoded, and its number
         self._n_steps = 0
         self._shortest_s = 0.0  # the shortest time to simulate at once
         self._is_turn = False  # True if the prompt that has waited longest is first
@@ -230,7 +231,7 @@ class Simulation:
             else:
                 self._now = max(self._now, self._encoding[0][0])
             while self._encoding and self._encoding[0][0] <= self._now:
-                _, index = self._encoding.popleft()
+                _, index = heappop(self._encoding)
                 self._prompts.append(_Prompt(index, self._loads[index].missing, self._loads[index].depth))
             while self._ends and self._ends[0][0] <= self._tokens:
                 _, index, depth = heappop(self._ends)
@@ -256,9 +257,11 @@ class Simulation:
 
     def _begin(self, index: int, load: Load) -> None:
         self.admitted[index] = self._now
-        if load.encode_s:
-            begin = max(self._now, self._encoding[-1][0] if self._encoding else 0.0)
-            self._encoding.append((begin + load.encode_s, index))
+        if load.images:
+            for key, seconds in load.images.items():
+                begin = max(self._now, next(reversed(self._encoded.values()), 0.0))
+                self._encoded.setdefault(key, begin + seconds)
+            heappush(self._encoding, (max(self._encoded[key] for key in load.images), index))
         elif load.missing:
             self._prompts.append(_Prompt(index, load.missing, load.depth))
         else:
@@ -382,7 +385,7 @@ def _with_chunks(size: StepSize, chunks: Sequence[tuple[_Prompt, int]], n_steps:
 class Outlook:
     """Predicts the times of requests, and learns the lengths of answers from the answers that have ended.
 
-    encode_s  returns the seconds for encoding the images of a request from a position on; thread-safe
+    images_s  returns the seconds for encoding each image of a request from a position on, by key; thread-safe
     """
 
     def __init__(
@@ -391,14 +394,14 @@ class Outlook:
         scheduler: Scheduler,
         slots: SequenceSlots,
         max_running: int,
-        encode_s: Callable[[Answer, int], float],
+        images_s: Callable[[Answer, int], Mapping[Hashable, float]],
     ) -> None:
         self._kv = kv
         self._n_blocks = kv.capacity // kv.block_size
         self._scheduler = scheduler
         self._slots = slots
         self._max_running = max_running
-        self._encode_s = encode_s
+        self._images_s = images_s
         self._lengths = AnswerLengths()
         self._prompt_tokens = self._computed_tokens = 1
         self._answer_tokens = self._answer_steps = 1
@@ -491,5 +494,5 @@ class Outlook:
         blocks = min(-(-int(answer.prompt_tokens + length) // self._kv.block_size), self._n_blocks)
         missing = max(0, answer.prompt_tokens - depth)
         cached = min(depth, answer.prompt_tokens) if answer.cached_tokens is None else answer.cached_tokens
-        computed, encode_s = answer.prompt_tokens - cached, self._encode_s(answer, depth)
-        return Load(missing, depth, answer.generated_tokens, most, blocks, encode_s=encode_s, computed=computed)
+        computed, images = answer.prompt_tokens - cached, self._images_s(answer, depth)
+        return Load(missing, depth, answer.generated_tokens, most, blocks, images=images, computed=computed)

@@ -194,17 +194,25 @@ def test_many_short_requests_wait_for_one_slot() -> None:
 
 
 def test_encoding_delays_only_requests_with_images() -> None:
-    image = replace(NEW, encode_s=30.0)
+    image = replace(NEW, images={"": 30.0})
     assert first_token(NEW, [], [image, BUSY], known_costs()) < 2
     assert first_token(image, [], [BUSY], known_costs()) == pytest.approx(30, abs=2)
     assert first_token(image, [], [], known_costs()) == pytest.approx(30, abs=2)
-    assert first_token(replace(NEW, encode_s=1.0), [], [BUSY], known_costs()) == pytest.approx(1.2, abs=0.2)
+    assert first_token(replace(NEW, images={"": 1.0}), [], [BUSY], known_costs()) == pytest.approx(1.2, abs=0.2)
     assert wait(NEW, [], [image], lengths=known_lengths(1)) == pytest.approx(30, abs=2)
 
 
 def test_images_are_encoded_one_after_the_other() -> None:
-    image = replace(NEW, encode_s=10.0)
-    assert first_token(image, [image], [BUSY, image], known_costs(), free_slots=2) == pytest.approx(30, abs=2)
+    new, waiting, running = (replace(NEW, images={key: 10.0}) for key in "abc")
+    assert first_token(new, [waiting], [BUSY, running], known_costs(), free_slots=2) == pytest.approx(30, abs=2)
+
+
+def test_a_shared_image_is_encoded_once() -> None:
+    waiting, running = (replace(NEW, images=images) for images in ({"a": 10.0}, {"b": 20.0, "a": 10.0}))
+    for images, expected in (({"a": 10.0}, 30), ({"b": 20.0}, 20), ({"b": 20.0, "c": 5.0}, 35)):
+        new = replace(NEW, images=images)
+        found = first_token(new, [waiting] * 3, [BUSY, running], known_costs(), free_slots=4)
+        assert found == pytest.approx(expected, abs=2)
 
 
 def test_a_prediction_takes_milliseconds() -> None:
