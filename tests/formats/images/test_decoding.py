@@ -233,6 +233,15 @@ def test_the_digest_is_that_of_the_pixels(decoder: ImageDecoder) -> None:
 
 
 @pytest.mark.push
+def test_images_after_a_kill_are_decoded(decoder: ImageDecoder) -> None:
+    """A cancel may come just after an image was decoded. The next image must not get the error, which is remembered."""
+    for _ in range(3):
+        decoder.tiles(saved(picture(), "PNG"), scaled(), "cat")
+        decoder.kill()
+    assert decoder.tiles(saved(picture(), "PNG"), scaled(), "cat").tiles
+
+
+@pytest.mark.push
 @pytest.mark.parametrize("name", SAVED)
 def test_truncated_files_are_errors(decoder: ImageDecoder, name: str) -> None:
     data = saved_as(name, picture(200, 160))
