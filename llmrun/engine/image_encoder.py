@@ -97,21 +97,28 @@ class _Job:
     """
 
     def __init__(self, image: PromptImage, decoder: ImageDecoder, threads: Executor) -> None:
-        self.image, self.began = image, time.perf_counter()
+        self.image = image
         self.tiles: Future[list[NDArray[np.uint8]]] = threads.submit(self._decoded, decoder)
         self.encoding: Encoding | None = None
+        self._decode_s = self._began = 0.0  # how long decoding took, and when the encoding began
 
     def _decoded(self, decoder: ImageDecoder) -> list[NDArray[np.uint8]]:
-        return decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
+        began = time.perf_counter()
+        tiles = decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
+        self._decode_s = time.perf_counter() - began
+        return tiles
 
-    def encoded(self, vision: Vision, seconds: float) -> NDArray[np.float32] | None:
-        """Encode the decoded image for at most this many seconds, and return the rows if they are complete.
-
-        Raises LlmrunError if the image cannot be decoded or encoded, and Cancelled after `stop`.
-        """
+    def begin(self, vision: Vision) -> Encoding:
+        """Encode the decoded image, unless that has begun. Raises LlmrunError if the image cannot be decoded."""
         if self.encoding is None:
+            self._began = time.perf_counter()
             self.encoding = vision.begin(self.tiles.result(), self.image.layout)
-        return self.encoding.advance(seconds)
+        return self.encoding
+
+    @property
+    def seconds(self) -> float:
+        """How long the image has been decoded and encoded so far, without the time between the two."""
+        return self._decode_s + time.perf_counter() - self._began
 
     def stop(self, decoder: ImageDecoder) -> None:
         """Stop decoding or encoding soon."""
@@ -131,7 +138,6 @@ class ImageEncoder:
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
         self._jobs: dict[Key, _Job] = {}
-        self._last_end = 0.0  # when the last image was encoded
         self._looked = 0.0  # since when the requests in `waiting` wait, not counting earlier calls of `advance`
         self.recent = RecentRows()
         self.waiting: list[Answer] = []
@@ -153,7 +159,7 @@ class ImageEncoder:
         return ThreadPoolExecutor(1, "decoding")  # an image of 64 megapixels takes ten seconds
 
     def advance(self, running: Mapping[Answer, Slot], wait_s: float = 0.0) -> list[tuple[Answer, LlmrunError]]:
-        """Decode the next images, encode one of them, and supply the rows that are complete.
+        """Decode the next images, encode one of them, supply its rows if they are complete, and begin the next one.
 
         Work on images that no request needs any more is stopped.
 
@@ -165,19 +171,25 @@ class ImageEncoder:
         self._stop_all_but({need.key for need in needs})
         self._decode(needs)
         failed: list[tuple[Answer, LlmrunError]] = []
-        if (key := self._current(needs)) is not None:
+        if self._current(needs) is None and wait_s:
+            wait(self._decoding, wait_s)
+        is_idle = False  # True once the encoder has completed an image
+        while (key := self._current(needs)) is not None:
             job = self._jobs[key]
             asking = [need for need in needs if need.key == key]
             try:
-                if (rows := job.encoded(self._vision, wait_s)) is not None:
-                    self._supply(key, rows, asking)
+                encoding = job.begin(self._vision)
+                if is_idle or (rows := encoding.advance(wait_s)) is None:
+                    break
+                self._supply(key, rows, asking)
+                is_idle = True
             except Cancelled:
                 job.encoding = None
-            except LlmrunError as error:  # the message names the image as in the prompt of the first request
+                break
+            except LlmrunError as error:  # it names the image as in the prompt of the first request
                 del self._jobs[key]
                 failed = [(need.answer, error) for need in asking if need.image.name == job.image.name]
-        elif wait_s:
-            wait(self._decoding, wait_s)
+                break
         self._count_waits()
         over = [answer for answer, _ in failed]
         self.waiting = [
@@ -238,9 +250,9 @@ class ImageEncoder:
         return next(iter([*encoding, *(key for key in near if self._jobs[key].tiles.done())]), None)
 
     def _supply(self, key: Key, rows: NDArray[np.float32], asking: Sequence[_Need]) -> None:
-        """Give the rows of an image to the requests that need it. Only the first one's statistics count it."""
-        job, now = self._jobs.pop(key), time.perf_counter()
-        seconds, self._last_end = now - max(job.began, self._last_end), now
+        """Give the rows of an image to the requests that need it. The first of them is said to have encoded it."""
+        job = self._jobs.pop(key)
+        seconds = job.seconds
         for need in asking:
             need.images.rows[need.number] = rows
         if asking:

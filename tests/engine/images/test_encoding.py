@@ -352,6 +352,23 @@ def test_timings_separate_the_encoding(tmp_path: Path) -> None:
     assert (text.finished.timings.encoded_images, text.finished.timings.encode_s) == (0, 0.0)
 
 
+def test_images_that_are_not_near_yet_take_no_longer(tmp_path: Path) -> None:
+    """An image is decoded early, and encoded when the next large step could reach it."""
+    sight = Sight(tmp_path, rows_per_step=128, step_seconds=0.02)
+    [answer] = answer_all(sight.engine, [ask(["words " * 320, FILES[0], "?"], max_tokens=1)])
+    assert sight.decoder.names == ["image 1"]
+    assert answer.finished.timings.encode_s < 0.1
+
+
+def test_the_encoder_goes_on_during_steps(tmp_path: Path) -> None:
+    """The next image begins before the step that runs the rows of the previous one."""
+    sight = Sight(tmp_path, {"encode_looks": 1}, max_sequences=2)
+    sight.engine.submit(ask([*FILES[:2], "?"]))
+    while not sight.encoded:
+        sight.engine.step()
+    assert [each.has_ended for each in vision(sight).begun] == [True, False]
+
+
 def test_predictions_include_the_encoding(tmp_path: Path) -> None:
     sight = Sight(tmp_path, {"encode_seconds": 0.2}, rows_per_step=16)
     for file in FILES[:2]:
