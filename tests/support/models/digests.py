@@ -88,7 +88,12 @@ def _vision_of(file: GGUFFile) -> Any:
     parts = 1 + file.integer(f"{architecture}.n_deepstack_layers", 0, minimum=0)
     width = parts * file.integer(f"{architecture}.embedding_length", minimum=1)
     projector = SimpleNamespace(
-        row_width=width, is_causal=file.string(IMAGES) == ONE_WAY, most_rows=max(STEPS), weight_bytes=0, memory_bytes=0
+        row_width=width,
+        uses_mrope=file.has(f"{architecture}.rope.dimension_sections"),
+        is_causal=file.string(IMAGES) == ONE_WAY,
+        most_rows=max(STEPS),
+        weight_bytes=0,
+        memory_bytes=0,
     )
     return SimpleNamespace(projector=projector, close=lambda: None)
 
