@@ -26,14 +26,14 @@ from msgspec import structs
 from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions, beyond_training
 from llmrun.backends.registry import check_options, is_stand_in
 from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
-from llmrun.base.errors import DoesNotFit, InvalidAnswer, LlmrunError, ModelNotFound, UsageError, kernel_warnings_told
+from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, UsageError, kernel_warnings_told
 from llmrun.base.folders import told_once
 from llmrun.base.processes.commands import TERMINATING
-from llmrun.base.types import FinishReason
 from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.answers.markdown import markdown_view
 from llmrun.cli.answers.report import (
     AnsweredRequest,
+    check_format,
     completion_body,
     explain_length,
     logprob_fields,
@@ -626,33 +626,6 @@ class CollectedCalls:
                 ordered[place] = structs.replace(call, id=unused)
             known.add(ordered[place].id)
         return ordered
-
-
-def check_format(done: AnsweredRequest) -> None:
-    """Raise InvalidAnswer if an answer is truncated or otherwise does not match the requested format.
-
-    Print a note if the answer could not be validated. Answers that the user cancelled are not checked.
-    """
-    wanted, finished = done.request.response_format, done.finished
-    if wanted is None or finished.reason is FinishReason.CANCELLED:
-        return
-    if finished.reason is FinishReason.LENGTH:
-        raise InvalidAnswer(
-            f"the answer is incomplete: it was cut off after {finished.timings.generated_tokens} tokens, "
-            f"before it matched {wanted.origin}",
-            hint="raise --max-tokens or --ctx-size, or let the format limit the length of its parts",
-        )
-    if finished.stop is not None:
-        raise InvalidAnswer(f"the answer is incomplete: a stop string cut it off before it matched {wanted.origin}")
-    if wanted.schema is None:
-        return
-    from llmrun.engine.constraint.process import validate
-
-    verdict = validate(done.text, wanted.schema)
-    if verdict.kind == "invalid":
-        raise InvalidAnswer(f"the answer does not match {wanted.origin}: {verdict.reason}")
-    if verdict.kind == "not validated":
-        out.note(f"the answer was not validated: {verdict.reason}")
 
 
 def answer(

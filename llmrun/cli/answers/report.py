@@ -1,4 +1,7 @@
-"""Reports on an answer, as a short line, as statistics or as a JSON body in OpenAI's format. Describes the sampling."""
+"""Checks an answer's format, and reports on the answer in a short line, as statistics or as JSON in OpenAI's format.
+
+Also describes the sampling.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from llmrun.base.amounts import (
     format_seconds_briefly,
     format_seconds_roughly,
 )
+from llmrun.base.errors import InvalidAnswer
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import LiveReporter
@@ -54,6 +58,33 @@ class AnsweredRequest(Struct, frozen=True):
     finished: Finished
     reasoning: str = ""
     tokens: Sequence[int] = ()
+
+
+def check_format(done: AnsweredRequest) -> None:
+    """Raise InvalidAnswer if an answer is truncated or otherwise does not match the requested format.
+
+    Print a note if the answer could not be validated. Answers that the user cancelled are not checked.
+    """
+    wanted, finished = done.request.response_format, done.finished
+    if wanted is None or finished.reason is FinishReason.CANCELLED:
+        return
+    if finished.reason is FinishReason.LENGTH:
+        raise InvalidAnswer(
+            f"the answer is incomplete: it was cut off after {finished.timings.generated_tokens} tokens, "
+            f"before it matched {wanted.origin}",
+            hint="raise --max-tokens or --ctx-size, or let the format limit the length of its parts",
+        )
+    if finished.stop is not None:
+        raise InvalidAnswer(f"the answer is incomplete: a stop string cut it off before it matched {wanted.origin}")
+    if wanted.schema is None:
+        return
+    from llmrun.engine.constraint.process import validate
+
+    verdict = validate(done.text, wanted.schema)
+    if verdict.kind == "invalid":
+        raise InvalidAnswer(f"the answer does not match {wanted.origin}: {verdict.reason}")
+    if verdict.kind == "not validated":
+        out.note(f"the answer was not validated: {verdict.reason}")
 
 
 # The statistics that are dropped if the line is too long, least important first.

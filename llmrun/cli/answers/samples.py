@@ -24,9 +24,10 @@ from llmrun.base.amounts import (
 )
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.answering import CollectedAnswer, cancelling, check_format, is_remote
+from llmrun.cli.answers.answering import CollectedAnswer, cancelling, is_remote
 from llmrun.cli.answers.report import (
     AnsweredRequest,
+    check_format,
     completion_body,
     fitting_fields,
     logprob_fields,

@@ -18,8 +18,14 @@ from llmrun.base.errors import (
     UsageError,
 )
 from llmrun.base.types import FinishReason, Timings
-from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
-from llmrun.cli.answers.report import AnsweredRequest, explain_length, prompt_reporter, show_statistics
+from llmrun.cli.answers.answering import next_seed, sent_sampling
+from llmrun.cli.answers.report import (
+    AnsweredRequest,
+    check_format,
+    explain_length,
+    prompt_reporter,
+    show_statistics,
+)
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.images import COMMAND, tell_of_image, tell_of_paths_in_text
 from llmrun.cli.arguments.prompts import checked_text

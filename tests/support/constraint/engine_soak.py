@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import InvalidAnswer
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.answering import check_format
-from llmrun.cli.answers.report import AnsweredRequest
+from llmrun.cli.answers.report import AnsweredRequest, check_format
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.process import ConstraintProcess, validate
 from llmrun.engine.drafting.base import NO_DRAFT, Draft, Worth
