@@ -65,11 +65,13 @@ class Limits(Struct, frozen=True):
         """Raise UsageError if no image of the family has a number of tokens within the limits."""
         if self.most is not None and self.most < fewest:
             raise UsageError(
-                f"image_max_tokens is {self.most:,}, but images need {fewest:,} tokens with this projector"
+                f"image_max_tokens is {self.most:,}, but images need {fewest:,} tokens with this projector",
+                hint=f"use --image-max-tokens {fewest} or more",
             )
         if most is not None and self.least is not None and self.least > most:
             raise UsageError(
-                f"image_min_tokens is {self.least:,}, but images have at most {most:,} tokens with this projector"
+                f"image_min_tokens is {self.least:,}, but images have at most {most:,} tokens with this projector",
+                hint=f"use --image-min-tokens {most} or fewer",
             )
 
 
