@@ -308,7 +308,7 @@ def test_the_plan_reads_like_the_model(tiny: GGUFFile) -> None:
     plan = planned(tiny)
     layer = ["RmsNorm", "Linear", "Linear", "Linear", "RopeStore", "Attention", "Linear"]
     layer += ["RmsNorm", "Linear", "Linear", "Gated", "Linear"]
-    assert [type(op).__name__ for op in plan.ops] == ["Embed", *layer, *layer, "RmsNorm", "Linear"]
+    assert [type(op).__name__ for op in plan.ops] == ["Embed", "PlaceImages", *layer, *layer, "RmsNorm", "Linear"]
     assert [op.kv.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
     last = plan.ops[-1]
     assert isinstance(last, Linear)

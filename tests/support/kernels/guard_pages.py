@@ -34,6 +34,7 @@ from llmrun.formats.layouts.arena import address_of
 from llmrun.formats.layouts.kv import BLOCK, KV_TYPES, REPLAY_ROWS
 from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
 from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.embedding import PlaceImages
 from llmrun.model.plan.ops.experts import ExpertGroups, Gating
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape, seen_ranges
@@ -150,6 +151,8 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
 
     norm = np.ones(columns, np.float32)
     x = plan.embed(matrix("embedding", 37, columns))
+    plan.place_images(x, 0.5)
+    plan.add_images(x, 1)
     h = plan.rmsnorm(x, norm, 1e-5)
     q = plan.linear(h, matrix("q", heads, columns))
     k = plan.linear(h, matrix("k", shape.kv_heads * shape.head_size, columns))
@@ -237,6 +240,8 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     for offset, value in lists.items():
         step[offset // records.WORD] = memory.copy(value).ctypes.data
     step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
+    images = memory.copy(_images(memory, plan, rows))
+    step[records.STEP_IMAGES // records.WORD] = images.ctypes.data
     step[records.STEP_ROWS // records.WORD] = rows
     step[records.STEP_WANTED // records.WORD] = step[records.STEP_SCORED // records.WORD] = len(wanted)
     step[records.STEP_RUNS // records.WORD] = len(lists[records.STEP_RUN_LIST])
@@ -247,6 +252,15 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         _say(f"{name.module}.{name.function} {dict(name.parameters)}, {rows} rows")
         kernels[name].run(address_of(record), address_of(step), 0, 1)
     return logits
+
+
+def _images(memory: GuardedMemory, plan: Plan, rows: int) -> NDArray[np.int64]:
+    """Return the addresses of the rows of images, which have two parts each. From row 1 on, every third row is one."""
+    addresses = np.zeros(rows, np.int64)
+    width = next((op.out.width for op in plan.ops if isinstance(op, PlaceImages)), 0)
+    for row in range(1, rows if width else 0, 3):
+        addresses[row] = memory.copy(np.linspace(-1, 1, 2 * width, dtype=np.float32)).ctypes.data
+    return addresses
 
 
 def _runs(rows: int) -> NDArray[np.int64]:
