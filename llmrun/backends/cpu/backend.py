@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from llmrun.backends.base import check_batch, identity_of, key_of
-from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size, kv_type_of, rows_of_step
+from llmrun.backends.cpu.cache_size import cache_size, kv_type_of, rows_of_step
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in, convolution_windows
 from llmrun.backends.cpu.prefetching import Prefetching
@@ -111,6 +111,7 @@ class CpuBackend:
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
         self._max_rows = rows_of_step(self.plan, config.train_context, context_size, projector)
+        self._most_text_rows = rows_of_step(self.plan, config.train_context, context_size)
         packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head), early)
         self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
         lowered = time.perf_counter()
@@ -244,8 +245,8 @@ class CpuBackend:
     def _steps(self, batch: Batch, sequences: list[int]) -> list[slice]:
         """Divide the rows of a batch into steps. Raises ValueError if a step would need more memory than there is."""
         is_causal = self.plan.is_causal
-        most = MAX_ROWS if is_causal else self._max_rows  # larger steps of text would delay other requests
         beginnings = [] if self.kv.states is None else rows_after_images(batch)
+        most = self._most_text_rows  # larger steps of text would delay other requests
         steps = list(steps_of(sequences, most, whole=not is_causal, ahead=batch.ahead, beginnings=beginnings))
         if max(step.stop - step.start for step in steps) > self._max_rows:
             raise ValueError(f"an image has more than {self._max_rows} rows that attend to each other")
