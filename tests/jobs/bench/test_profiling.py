@@ -134,7 +134,7 @@ def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
     assert output == once
     [attention, _] = [one.spent.needs for one in found.prefill.ops if one.kind == "attention"]
     assert attention.kv_bytes == (DEPTH + MAX_ROWS + DEPTH + PROMPT) * POSITION
-    assert attention.float_products == 2 * 64 * sum(range(DEPTH + 1, DEPTH + PROMPT + 1))
+    assert attention.products == 2 * 64 * sum(range(DEPTH + 1, DEPTH + PROMPT + 1))
 
 
 @pytest.mark.night
