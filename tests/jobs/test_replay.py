@@ -31,6 +31,7 @@ from llmrun.jobs.replay import (
     write_recording,
 )
 from llmrun.options.sampling_params import SamplingParams
+from tests.support.engine.answers import answer_all
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.missing_packages import hide
 from tests.support.models.digests import StableRandom
@@ -76,16 +77,18 @@ def recorded(
         TokenPrompt(PROMPT), max_tokens=N_TOKENS, sampling=SamplingParams(temperature=temperature, seed=11)
     )
     with opened(path, kv_type=kv_type, speculate=False, adapters=adapters) as (engine, watcher):
-        tokens: list[int] = []
-        for event in engine.generate(request):
-            if isinstance(event, TextDelta):
-                tokens += event.tokens
-            elif isinstance(event, Finished):
-                finished = event
+        [answer] = answer_all(engine, [request])
         opening = opening_of(engine, chat_template=None, thinking_tags=None, raw=True)
         reporter = Silent()
         return record(
-            engine, watcher.backend, request, tokens, finished, model=str(path), opening=opening, reporter=reporter
+            engine,
+            watcher.backend,
+            request,
+            answer.tokens,
+            answer.finished,
+            model=str(path),
+            opening=opening,
+            reporter=reporter,
         )
 
 

@@ -15,7 +15,7 @@ import pytest
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import IMAGE_ROW
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Finished, RecordedChat, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.engine.requests import RecordedChat, Request, TextPrompt, TokenPrompt
 from llmrun.hub.progress_reporter import Silent
 from llmrun.jobs import replay as replay_module
 from llmrun.jobs.recording import Recording, parse_recording
@@ -31,6 +31,7 @@ from llmrun.jobs.replay import (
     replay,
 )
 from llmrun.options.sampling_params import SamplingParams
+from tests.support.engine.answers import answer_all
 from tests.support.engine.pictures import BLUE, PlainDecoder, chat, part, plain, png
 from tests.support.models.digests import StableRandom
 from tests.support.templates.template_runs import PROCESS
@@ -80,19 +81,14 @@ def recorded(seeing: TinySeeing, prompt: Any, **options: Any) -> Recording:
     """Record a run, and return the recording as it is read from its file."""
     request = Request(prompt, max_tokens=16, sampling=SamplingParams(temperature=0.2, seed=11))
     with opened(seeing, **options) as (engine, watched):
-        tokens: list[int] = []
-        for event in engine.generate(request):
-            if isinstance(event, TextDelta):
-                tokens += event.tokens
-            elif isinstance(event, Finished):
-                finished = event
+        [answer] = answer_all(engine, [request])
         opening = opening_of(engine, chat_template=None, thinking_tags=None, raw=isinstance(prompt, TextPrompt))
         recording = record(
             engine,
             watched,
             request,
-            tokens,
-            finished,
+            answer.tokens,
+            answer.finished,
             model="tiny",
             opening=opening,
             image_limits=(None, 300),
@@ -171,7 +167,7 @@ def test_another_encoder_is_told_from_another_computation(seeing: TinySeeing) ->
 def test_logits_after_images_are_computed_again(
     seeing: TinySeeing, prompt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for tokens that were forced, a replay computes logits that the run itself did not compute."""
+    """The replay computes logits that the run did not compute, as it does for forced tokens."""
     recording = recorded(seeing, prompt)
     answer, runs = replay_module._answer, []
 

@@ -227,7 +227,7 @@ def test_errors_end_all_requests_with_the_image(tmp_path: Path, state: str) -> N
 
 
 def test_errors_name_the_image_as_in_the_prompt(tmp_path: Path) -> None:
-    """The same file is the first image of one prompt and the second image of another one."""
+    """One file is the first image of one prompt, and the second image of another prompt."""
     sight = Sight(tmp_path, max_sequences=2)
     tiles = sight.decoder.tiles
     sight.decoder.tiles = lambda data, *rest: _refuse(data, *rest) if data == FILES[0] else tiles(data, *rest)  # type: ignore[method-assign]
