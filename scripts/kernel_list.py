@@ -53,7 +53,7 @@ SHAPELESS = (
     *(KernelName.of("experts.rows", name) for name in ("bias", "combine")),
     *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
     *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
-    *(KernelName.of("rows.rowwise", name) for name in ("xielu", "add", "soft_cap", "concat")),
+    *(KernelName.of("rows.rowwise", name) for name in ("xielu", "clamp", "add", "soft_cap", "concat")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
     *(KernelName.of("rows.images", name) for name in ("place_images", "add_images")),
     *(KernelName.of("rows.lengths", name) for name in ("match_length", "cut_off")),

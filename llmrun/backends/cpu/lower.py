@@ -5,12 +5,13 @@ The modules in backends/cpu/ops lower the individual ops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering import FLOAT, LANES, Lowered, Lowering, Needed
+from llmrun.backends.cpu.lowering import FLOAT, LANES, Lowered, LoweredStage, Lowering, Needed
 from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.formats.layouts import records
@@ -22,6 +23,7 @@ from llmrun.model.plan.twin import Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.model.plan.builder import Stage
     from llmrun.model.plan.plan import Plan
 
 
@@ -31,8 +33,9 @@ def _records(work: Lowering) -> Lowered:
     last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := op.routed_by)}
     origins: list[int] = []
     written = []
-    if plan.given is not None:
-        work.place(plan.given, private=False)
+    for value in plan.supplied:
+        work.place(value, private=False)
+    kept = {*plan.supplied, *plan.returned}
     for index, op in enumerate(plan.ops):
         before = set(work.buffers)
         if op.changes is not None and not work.buffer_of(op.changes).private:
@@ -48,7 +51,7 @@ def _records(work: Lowering) -> Lowered:
             from llmrun.backends.cpu.ops.experts import give_back_tables  # most models have no experts
 
             give_back_tables(work, routing)
-        _release(work, index, last_use)
+        _release(work, index, last_use, kept)
         origins += [index] * (len(work.records) - len(origins))
     words = np.zeros((len(work.records), records.OP_WORDS), np.int64)
     counters = np.zeros((len(work.records), records.CACHE_LINE // records.WORD), np.int64)
@@ -71,10 +74,18 @@ def _records(work: Lowering) -> Lowered:
         given=given,
         experts_used=used,
         needed=np.array([record.needed for record in work.records], np.int8),
+        stages=[_stage(work, stage, origins) for stage in plan.stages],
         reaches=reaches,
         looks_ahead=np.array([[plan.looks_ahead(reach)] for reach in reaches], np.int32).reshape(-1, 1),
         keep=keep,
     )
+
+
+def _stage(work: Lowering, stage: Stage, origins: Sequence[int]) -> LoweredStage:
+    """Find the records of a stage, given the op of each record, and the rows of its values."""
+    takes, gives = _view(work, stage.takes), _view(work, stage.gives)
+    assert takes is not None
+    return LoweredStage(bisect_left(origins, stage.first), bisect_left(origins, stage.end), takes, gives)
 
 
 def _view(work: Lowering, value: Value | None) -> NDArray[np.float32] | None:
@@ -98,10 +109,9 @@ def _flags(work: Lowering, index: int) -> int:
     return record.flags | records.FLAG_BARRIER
 
 
-def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
-    """Release the memory of values that no later op reads."""
+def _release(work: Lowering, index: int, last_use: Mapping[Value, int], kept: Collection[Value]) -> None:
+    """Release the memory of values that no later op reads, except for those that are kept."""
     op = work.plan.ops[index]
-    kept = (work.plan.hidden, work.plan.given)
     for value in op.inputs:
         if last_use[value] == index and value.width % LANES == 0 and value not in kept:
             work.give_back(value)

@@ -135,6 +135,18 @@ class OpRecord(Struct):
     needed: Needed = Needed.ALWAYS
 
 
+class LoweredStage(Struct, frozen=True):
+    """A stage of a plan: the records from `first` up to, but not including, `end`.
+
+    takes, gives  float32[rows of a step, width], where a step finds its input and leaves its output
+    """
+
+    first: int
+    end: int
+    takes: NDArray[np.float32]
+    gives: NDArray[np.float32] | None
+
+
 @dataclass(slots=True)
 class Lowered:
     """Records that are ready to run, and the memory that they refer to."""
@@ -149,6 +161,7 @@ class Lowered:
     given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
     experts_used: int  # number of rows of a CHOSEN value for each row of the step
     needed: NDArray[np.int8]  # [ops]: the steps in which each record runs, as in Needed
+    stages: list[LoweredStage]  # the stages of the plan
     reaches: list[Reach]  # the reaches of the plan
     looks_ahead: NDArray[np.int32]  # [reaches, 1]: 1 if rows of images may look ahead in layers with the reach, or 0
     keep: list[object] = field(default_factory=list)

@@ -41,7 +41,7 @@ from llmrun.model.plan.twin import Routing, Rows, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.lowering import Buffer, Lowered
+    from llmrun.backends.cpu.lowering import Buffer, Lowered, LoweredStage
     from llmrun.model.plan.plan import Plan
 
 # How long a waiting thread spins before it sleeps on the futex. A thread that spins longer may occupy a core that
@@ -161,8 +161,7 @@ class Team:
             )
         if not self._finalizer.alive:
             raise LlmrunError("the engine is closed", hint="Open the model again.")
-        ahead = None if images is None or images.ahead is None else self._lowered.looks_ahead * images.ahead
-        seen = seen_ranges(self._lowered.reaches, positions, tables.reshape(-1)[: len(positions)], ahead)
+        seen = self._seen_ranges(positions, tables, images)
         adapters = () if scales is None else (Needed.ADAPTERS,)
         plan = self._records_of_step(adapters if images is None else (*adapters, Needed.IMAGES))
         self._set(records.STEP_PLAN, address_of(plan))
@@ -197,6 +196,13 @@ class Team:
     def _records_of_step(self, optional: tuple[Needed, ...]) -> NDArray[np.int64]:
         """Return the records to run, including these kinds of optional records."""
         return self._lowered.records_for(*optional)
+
+    def _seen_ranges(
+        self, positions: NDArray[np.int32], tables: NDArray[np.int64], images: StepImages | None
+    ) -> NDArray[np.int32]:
+        """Return the ranges of positions that the rows see, in the form of `seen_ranges`."""
+        ahead = None if images is None or images.ahead is None else self._lowered.looks_ahead * images.ahead
+        return seen_ranges(self._lowered.reaches, positions, tables.reshape(-1)[: len(positions)], ahead)
 
     def _run_step(self) -> None:
         """Start the workers and sleep until they are done.
@@ -255,6 +261,45 @@ def _stop_workers(
     start.run(int(sync[records.SYNC_STEP // records.WORD]) + 1, address_of(step), 0, 0)
     for thread in threads:
         thread.join()
+
+
+class StagedTeam(Team):
+    """A team that runs the stages of a plan (plan/builder.py), each of them for one tile of rows at a time."""
+
+    def run_stage(
+        self,
+        stage: LoweredStage,
+        rows: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        rotations: NDArray[np.float32],
+        table: NDArray[np.int32],
+        seen: NDArray[np.int32],
+    ) -> NDArray[np.float32]:
+        """Run a stage for a tile of rows, and return its output, which the next tile overwrites. Raises Cancelled.
+
+        Returns float32[rows, width of the output], or the input if the stage only stores keys and values.
+
+        rows       float32[rows, width of the input]
+        positions  int32[rows], the positions of the rows' keys and values
+        rotations  float32[rows, pairs of all ropes, 2]
+        table      the block table of the keys and values
+        seen       int32[reaches, rows, 2], the ranges of positions that the rows see
+        """
+        count = len(rows)
+        stage.takes[:count] = rows
+        self._stage, self._seen = stage, np.ascontiguousarray(seen)
+        tables = np.full((1, count), address_of(table), np.int64)
+        nothing = np.zeros(count, np.int32)
+        self.run(nothing, positions, tables, nothing[:0], rotations, np.zeros((0, 1), np.float32))
+        return (stage.takes if stage.gives is None else stage.gives)[:count]
+
+    def _records_of_step(self, optional: tuple[Needed, ...]) -> NDArray[np.int64]:
+        return self._lowered.records[self._stage.first : self._stage.end]
+
+    def _seen_ranges(
+        self, positions: NDArray[np.int32], tables: NDArray[np.int64], images: StepImages | None
+    ) -> NDArray[np.int32]:
+        return self._seen
 
 
 class PausingTeam(Team):

@@ -1,4 +1,4 @@
-"""The vector functions sigmoid, softplus and tanh for kernels, all computed from exp."""
+"""The vector functions sigmoid, softplus, tanh and the normal distribution for kernels, all computed from exp."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ _TANH = (
     -0.053959405907854766,
     0.13333304277858132,
     -0.333333331778504,
+)
+
+# Coefficients of a polynomial P in t = 1 / (1 + _TAIL_SLOPE z). For z from 0 to 13, exp(-z^2 / 2) t P(t) is the
+# probability that a standard normal variable is below -z. P was fitted at Chebyshev nodes, and its relative error is at
+# most 1.2e-7.
+_TAIL_SLOPE = 0.3
+_TAIL = (
+    0.036088877432847145,
+    -0.15893388487019694,
+    0.2093466456991737,
+    -0.05645032121044469,
+    0.13003273256943576,
+    0.09946503053828293,
+    0.12082631979306883,
+    0.11962454060519642,
 )
 
 
@@ -65,6 +80,33 @@ def softplus(level: str) -> Any:
         p = fma(p, square, simd.splat(types.float32(2 / 3)))
         p = fma(p, square, simd.splat(types.float32(2)))
         return simd.add(simd.select_negative(x, zero, x), simd.multiply(p, z))
+
+    return of
+
+
+def normal_distribution(level: str) -> Any:
+    """Return a function, callable from kernels, that computes (1 + erf(x / sqrt(2))) / 2 for an f32x16 vector.
+
+    The error is at most 3e-7 of the result for x above -4, and 1e-12 below.
+    """
+    operations = simd.Operations(level)
+    exp, fma = operations.exp, operations.fma
+
+    @inline_function
+    def of(x: Any) -> Any:
+        one, z = simd.splat(types.float32(1)), simd.absolute(x)
+        t = simd.divide(one, fma(simd.splat(types.float32(_TAIL_SLOPE)), z, one))
+        p = simd.splat(types.float32(_TAIL[0]))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[1])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[2])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[3])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[4])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[5])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[6])))
+        p = fma(p, t, simd.splat(types.float32(_TAIL[7])))
+        e = exp(simd.multiply(simd.multiply(simd.splat(types.float32(-0.5)), z), z))
+        tail = simd.multiply(simd.multiply(e, t), p)
+        return simd.select_negative(x, tail, simd.subtract(one, tail))
 
     return of
 

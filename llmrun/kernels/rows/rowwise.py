@@ -34,12 +34,13 @@ from llmrun.model.plan.ops.activations import (
     CLAMP,
     CLAMPED_SLOPE,
     GELU_CUBIC,
+    GELU_QUICK_SLOPE,
     GELU_SLOPE,
     Activation,
     GatedWords,
     XieluWords,
 )
-from llmrun.model.plan.ops.rows import AddWords, ConcatWords, SoftCapWords
+from llmrun.model.plan.ops.rows import AddWords, ClampWords, ConcatWords, SoftCapWords
 
 _CONCAT = offsets(ConcatWords)
 
@@ -72,6 +73,7 @@ def concat(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 _GATED = offsets(GatedWords)
 _XIELU = offsets(XieluWords)
 _ADD = offsets(AddWords)
+_CLAMP = offsets(ClampWords)
 _CAP = offsets(SoftCapWords)
 
 # --- activations -----------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def gated(level: str, activation: str) -> Callable[..., None]:
 
 def _activations(level: str) -> dict[Activation, Any]:
     """Return the functions that apply each activation to 16 values of `gate` and 16 values of `up`."""
-    sigmoid, tanh_of = curves.sigmoid(level), curves.tanh(level)
+    sigmoid, tanh_of, normal = curves.sigmoid(level), curves.tanh(level), curves.normal_distribution(level)
 
     @inline_function
     def none(gate: Any, up: Any) -> Any:
@@ -144,6 +146,15 @@ def _activations(level: str) -> dict[Activation, Any]:
         return simd.multiply(simd.multiply(gate, sigmoid(doubled)), up)
 
     @inline_function
+    def gelu_erf(gate: Any, up: Any) -> Any:
+        return simd.multiply(simd.multiply(gate, normal(gate)), up)
+
+    @inline_function
+    def gelu_quick(gate: Any, up: Any) -> Any:
+        slope = simd.splat(types.float32(GELU_QUICK_SLOPE))
+        return simd.multiply(simd.multiply(gate, sigmoid(simd.multiply(slope, gate))), up)
+
+    @inline_function
     def clamped_silu(gate: Any, up: Any) -> Any:
         most, least = simd.splat(types.float32(CLAMP)), simd.splat(types.float32(-CLAMP))
         # Unlike minimum and maximum, these selections preserve NaN.
@@ -162,6 +173,8 @@ def _activations(level: str) -> dict[Activation, Any]:
         Activation.RELU: relu,
         Activation.RELU_SQUARED: relu_squared,
         Activation.GELU: gelu,
+        Activation.GELU_ERF: gelu_erf,
+        Activation.GELU_QUICK: gelu_quick,
         Activation.CLAMPED_SILU: clamped_silu,
     }
 
@@ -193,6 +206,28 @@ def xielu(level: str) -> Callable[..., None]:
                 above = simd.multiply(positive, simd.multiply(x, x))
                 curved = simd.select_negative(x, below, above)
                 simd.store_f32x16(y0 + row * y_stride + at, simd.add(curved, simd.multiply(slope, x)))
+            row = next_item(op, step, row, n_threads, rows)
+
+    return run
+
+
+@kernel_family
+def clamp(level: str) -> Callable[..., None]:
+    """Build the kernel that computes min(max(x, least), most). NaN stays NaN."""
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        x_stride, y_stride = load_i64(op + _CLAMP.x_stride), load_i64(op + _CLAMP.out_stride)
+        x0 = load_i64(op + _CLAMP.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        y0 = load_i64(op + _CLAMP.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
+        least, most = simd.splat(load_f32(op + _CLAMP.least)), simd.splat(load_f32(op + _CLAMP.most))
+        row = first_item(op, step, thread, n_threads, rows)
+        while row < rows:
+            for at in range(0, 4 * load_i64(op + _CLAMP.width), 64):
+                x = simd.load_f32x16(x0 + row * x_stride + at)
+                x = simd.select_negative(simd.subtract(most, x), most, x)
+                simd.store_f32x16(y0 + row * y_stride + at, simd.select_negative(simd.subtract(x, least), least, x))
             row = next_item(op, step, row, n_threads, rows)
 
     return run

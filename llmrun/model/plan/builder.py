@@ -10,6 +10,24 @@ from llmrun.model.plan.shapes import KVGroup, KVShape, LayerKV, LayerState, Stat
 from llmrun.model.plan.twin import Value
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive ops that run for one tile of rows after another, such as one half of a layer of an image encoder.
+
+    A stage begins after the stage before it has run for all rows. The caller copies each tile into `takes`, and what
+    the stage made of it out of `gives`.
+
+    first, end  the ops from `first` up to, but not including, `end`
+    gives       may be the same value as `takes`; None for stages that only store keys and values
+    """
+
+    name: str
+    first: int
+    end: int
+    takes: Value
+    gives: Value | None
+
+
 @dataclass(slots=True)
 class PlanBuilder:
     """The ops added to a plan so far, and the caches and ropes they use.
@@ -20,6 +38,7 @@ class PlanBuilder:
     groups  the layers that use the KV cache, grouped by cache shape
     states  the layers that have a recurrent state, grouped by the shape of the state
     ropes   the distinct rotary embeddings that layers use
+    stages  the stages of an encoder of images; empty for text models, whose ops all run in each step
     ahead_in_windows_only  whether rows of images that look ahead (Batch.ahead) do so only in layers with a window
     """
 
@@ -31,6 +50,7 @@ class PlanBuilder:
     groups: list[KVGroup] = field(default_factory=list)
     states: list[StateGroup] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     ahead_in_windows_only: bool = False
 
     def next_layer(self, shape: KVShape) -> LayerKV:

@@ -79,6 +79,23 @@ class Matrix:
 
         return Matrix(name, self.kind, n * rows, self.columns, n * size, read_into, Cut(self, n, first, rows))
 
+    def gathered(self, name: str, rows: NDArray[np.intp]) -> Matrix:
+        """Return the rows with these indices as a matrix. -1 stands for a row of zeros.
+
+        name  tells this matrix from others of the same tensor
+        """
+        size = self.row_bytes
+
+        def read_into(offset: int, into: NDArray[np.uint8]) -> None:
+            first, end = offset // size, -(-(offset + into.size) // size)
+            read = np.zeros((end - first, size), np.uint8)
+            for to, row in enumerate(rows[first:end].tolist()):
+                if row >= 0:
+                    self.read_into(row * size, read[to])
+            into[:] = read.reshape(-1)[offset - first * size :][: into.size]
+
+        return Matrix(f"{self.name}[{name}]", self.kind, len(rows), self.columns, len(rows) * size, read_into)
+
     @property
     def tensor(self) -> str:
         """The name of the tensor in the file, of which this matrix may be a part."""

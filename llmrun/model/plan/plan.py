@@ -48,6 +48,18 @@ class Plan(
         return self.given
 
     @property
+    def supplied(self) -> list[Value]:
+        """The values that the caller writes to memory."""
+        given = [] if self.given is None else [self.given]
+        return list(dict.fromkeys([*given, *(stage.takes for stage in self.stages)]))
+
+    @property
+    def returned(self) -> list[Value]:
+        """The values that the caller reads from memory, apart from the logits."""
+        hidden = [] if self.hidden is None else [self.hidden]
+        return list(dict.fromkeys([*hidden, *(stage.gives for stage in self.stages if stage.gives)]))
+
+    @property
     def matrices(self) -> list[Matrix]:
         """Every matrix that the ops use, without duplicates, in order of first use."""
         return list({matrix.name: matrix for op in self.ops for matrix in op.matrices}.values())

@@ -38,14 +38,14 @@ def exact(
     given   float32[n, hidden size], the hidden states that the plan of a draft head takes
     images  the images, whose rows are IMAGE_ROW in `tokens`
     """
-    return _result(_run(plan, tokens, _multiply_exact, None, scales, given, images), plan.logits)
+    return _result(_run(plan, tokens, multiply_exact, None, scales, given, images), plan.logits)
 
 
 def exact_hidden(
     plan: Plan, tokens: NDArray[np.int32], given: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
     """Compute the hidden states float32[n, hidden size] in the same way as `exact`."""
-    return _result(_run(plan, tokens, _multiply_exact, None, given=given), plan.hidden) / np.float32(plan.hidden_scale)
+    return _result(_run(plan, tokens, multiply_exact, None, given=given), plan.hidden) / np.float32(plan.hidden_scale)
 
 
 def quantizing(
@@ -56,7 +56,7 @@ def quantizing(
     images: ImageInputs | None = None,
 ) -> NDArray[np.float32]:
     """Compute the same logits as `exact`, but round in the same places as the kernels."""
-    return _result(_run(plan, tokens, _multiply_quantizing, kv_type, scales, images=images), plan.logits)
+    return _result(_run(plan, tokens, multiply_quantizing, kv_type, scales, images=images), plan.logits)
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
@@ -88,11 +88,11 @@ def _repeated(factors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     return np.repeat(factors, count // factors.shape[1], axis=1)
 
 
-def _multiply_exact(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def multiply_exact(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x @ dequantized(matrix).T
 
 
-def _multiply_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def multiply_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     if not matrix.is_integer:
         return float_linear_reference(dequantized(matrix), x)
     integers, scales = quantize_reference(x)

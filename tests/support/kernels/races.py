@@ -23,7 +23,7 @@ from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
 from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
 from llmrun.model.plan.ops.recurrences import RecurrenceWords
 from llmrun.model.plan.ops.rope import RopeWords
-from llmrun.model.plan.ops.rows import AddWords, ConcatWords, SoftCapWords
+from llmrun.model.plan.ops.rows import AddWords, ClampWords, ConcatWords, SoftCapWords
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ USES = {
     "merge": Uses(MergeWords, ("partials",), ("out",)),
     "gated": Uses(GatedWords, ("gate", "up"), ("out",), second="up"),
     "xielu": Uses(XieluWords, ("x",), ("out",)),
+    "clamp": Uses(ClampWords, ("x",), ("out",)),
     "add": Uses(AddWords, ("x", "y", "gate"), ("out",), second="y", third="gate"),
     "concat": Uses(ConcatWords, ("a", "b"), ("out",), second="b"),
     "keep": Uses(ConvolutionWords, ("x",), ("cache",), cache="cache"),

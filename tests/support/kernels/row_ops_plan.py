@@ -45,6 +45,7 @@ def row_ops_plan() -> Plan:
         plan.add_gated(made, share, to=x)
         plan.add_gated(plan.bias(made, _vector(_WIDTH)), share, to=shared)
 
+    up = plan.clamp(up, -0.8, 0.9)
     curved = plan.xielu(up, XieluCurve(positive=1.2, negative=1.7, slope=0.5, least=-1e-6))
     plan.linear_add(curved, _matrix("from_curved", _WIDTH, _HIDDEN), to=shared)
 

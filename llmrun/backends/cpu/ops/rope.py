@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, kv_position_bytes, private_inputs
+from llmrun.backends.cpu.lowering import (
+    FLOAT,
+    REPLICATED_OUTPUT,
+    Buffer,
+    Needs,
+    StepShape,
+    kv_position_bytes,
+    private_inputs,
+)
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.model.plan.elementary import Pairing
-from llmrun.model.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads
+from llmrun.model.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmrun.backends.cpu.lowering import Buffer, Lowering
+    from llmrun.backends.cpu.lowering import Lowering
     from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.shapes import LayerKV
     from llmrun.model.plan.twin import Value
 
 
@@ -51,28 +60,40 @@ def rotation_words(ropes: Sequence[Rope], number: int | None) -> Rotation:
 
 
 def _rope_store(work: Lowering, op: RopeStore) -> None:
-    shape = attention_shape(op.kv)
     q, k, v = (work.buffers[value] for value in op.inputs)
     queries, keys = (rotation_words(work.plan.ropes, rope) for rope in (op.query_rope, op.key_rope))
     assert keys._replace(rotation=queries.rotation) == queries, "queries and keys must have the same pairs"
-    memory = attention_memory(work, op.kv)
-    cache, block_bytes = work.cache_of(op.kv)
-    words = _head_words(work, q, op.out, shape.heads, queries)._replace(
+    words = _head_words(work, q, op.out, attention_shape(op.kv).heads, queries)
+    _emit_store(work, op.kv, op.out, words._replace(key_rotation=keys.rotation), q, k, v)
+
+
+def _store(work: Lowering, op: Store) -> None:
+    k, v = (work.buffers[value] for value in op.inputs)
+    keys = rotation_words(work.plan.ropes, op.rope)
+    words = RopeWords(q=0, q_stride=0, out=0, out_stride=0, heads=0, **keys._asdict())
+    _emit_store(work, op.kv, op.k, words._replace(key_rotation=keys.rotation), Buffer(0, 0, private=False), k, v)
+
+
+def _emit_store(work: Lowering, kv: LayerKV, rows: Value, words: RopeWords, q: Buffer, k: Buffer, v: Buffer) -> None:
+    """Emit the record that stores keys and values, and rotates the queries of `words`, for the rows of a value."""
+    shape = attention_shape(kv)
+    memory = attention_memory(work, kv)
+    cache, block_bytes = work.cache_of(kv)
+    words = words._replace(
         k=k.address,
         k_stride=k.stride,
         v=v.address,
         v_stride=v.stride,
         kv_heads=shape.kv_heads,
-        key_rotation=keys.rotation,
         cache=cache,
         block_bytes=block_bytes,
-        tables=work.tables_of(op.kv),
+        tables=work.tables_of(kv),
         scratch=memory.scratch,
         scratch_bytes=memory.scratch_bytes,
     )
     sizes, types = {"head_size": shape.head_size, "value_size": shape.value_size}, parse_kv_type(work.kv_type)
     kernel = KernelName.of("attention.rope", "rope_store", **sizes, keys=types.keys.name, values=types.values.name)
-    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
+    work.emit(kernel, rows, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
 
 
 def _rotate(work: Lowering, op: Rotate) -> None:
@@ -102,19 +123,25 @@ def _head_words(work: Lowering, q: Buffer, value: Value, heads: int, rotation: R
     )
 
 
-def _store_needs(op: RopeStore, kv_type: str, step: StepShape) -> Needs:
+def _rope_store_needs(op: RopeStore, kv_type: str, step: StepShape) -> Needs:
     entered = step.rows * kv_position_bytes(op.kv.shape, kv_type)
     return Needs(kv_bytes=entered, activation_bytes=step.float_bytes(op.q, op.k, op.v, op.out))
 
 
-def _seconds(op: RopeStore | Rotate, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+def _store_needs(op: Store, kv_type: str, step: StepShape) -> Needs:
+    entered = step.rows * kv_position_bytes(op.kv.shape, kv_type)
+    return Needs(kv_bytes=entered, activation_bytes=step.float_bytes(op.k, op.v))
+
+
+def _seconds(op: RopeStore | Store | Rotate, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
     speed = attention_speed(op.kv, speeds, kv_type)
     features = sum(value.width for value in op.inputs)
     return step.rows * features * (speed.rope_one if step.rows == 1 else speed.rope_many)
 
 
 OPS: dict[type[Op], CpuOp] = {
-    RopeStore: CpuOp("rope", _rope_store, _store_needs, _seconds),
+    RopeStore: CpuOp("rope", _rope_store, _rope_store_needs, _seconds),
+    Store: CpuOp("rope", _store, _store_needs, _seconds),
     Rotate: CpuOp("rope", _rotate, reads_and_writes(lambda op: (op.q, op.out)), _seconds),
     RotateHeads: CpuOp("rope", _rotate_heads, reads_and_writes(lambda op: (op.x, op.out)), takes_as_long_as("rmsnorm")),
 }

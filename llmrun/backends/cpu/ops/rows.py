@@ -28,6 +28,8 @@ from llmrun.model.plan.ops.rows import (
     AddWeighted,
     AddWords,
     Bias,
+    Clamp,
+    ClampWords,
     Concat,
     ConcatWords,
     Multiply,
@@ -79,6 +81,21 @@ def _scale(work: Lowering, op: Scale) -> None:
     """Emit out = 0 + factor * x, a form that the kernel for sums can compute."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
+
+
+def _clamp(work: Lowering, op: Clamp) -> None:
+    assert op.least <= 0 <= op.most, "the padding of rows must stay zero"
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    words = ClampWords(
+        x=x.address,
+        x_stride=x.stride,
+        out=out.address,
+        out_stride=out.stride,
+        width=op.out.width,
+        least=float_word(op.least),
+        most=float_word(op.most),
+    )
+    work.emit(KernelName.of("rows.rowwise", "clamp"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 
 
 def _sum(
@@ -193,6 +210,7 @@ OPS: dict[type[Op], CpuOp] = {
     ),
     Multiply: CpuOp("multiply", _multiply, _multiply_needs, takes_as_long_as("rmsnorm")),
     Scale: CpuOp("scale", _scale, reads_and_writes(lambda op: (op.x, op.x)), takes_as_long_as("rmsnorm", "x")),
+    Clamp: CpuOp("clamp", _clamp, reads_and_writes(lambda op: (op.x, op.out)), takes_as_long_as("rmsnorm")),
     Slice: CpuOp("slice", _slice, reads_and_writes(lambda op: (op.out, op.out)), takes_as_long_as("rmsnorm")),
     Concat: CpuOp("concat", _concat, reads_and_writes(lambda op: (op.a, op.b, op.out)), takes_as_long_as("rmsnorm")),
     SoftCap: CpuOp("soft cap", _soft_cap, reads_and_writes(lambda op: (op.x, op.x)), _soft_cap_seconds),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GELU_CUBIC = 0.044715
 GELU_SLOPE = math.sqrt(2 / math.pi)
+GELU_QUICK_SLOPE = 1.702
 CLAMP = 7.0
 CLAMPED_SLOPE = 1.702
 
@@ -33,6 +34,8 @@ class Activation(StrEnum):
     RELU = "relu"  # max(x, 0)
     RELU_SQUARED = "relu squared"  # max(x, 0)^2
     GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    GELU_ERF = "gelu erf"  # 0.5 x (1 + erf(x / sqrt(2)))
+    GELU_QUICK = "gelu quick"  # x / (1 + exp(-1.702 x))
     # gpt-oss clamps `gate` to at most 7 and `up` to [-7, 7], then computes gate / (1 + exp(-1.702 gate)) * (up + 1).
     CLAMPED_SILU = "clamped silu"
 
@@ -139,6 +142,13 @@ def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDAr
         return silu
     if activation is Activation.SIGMOID:
         return sigmoid_reference(x)
+    if activation is Activation.GELU_QUICK:
+        quick: NDArray[np.float32] = x * sigmoid_reference(np.float32(GELU_QUICK_SLOPE) * x)
+        return quick
+    if activation is Activation.GELU_ERF:
+        halves = [0.5 * math.erfc(-number / math.sqrt(2)) for number in x.ravel().tolist()]
+        exact: NDArray[np.float32] = (x * np.array(halves).reshape(x.shape)).astype(np.float32)
+        return exact
     if activation is Activation.NONE:
         return x
     if activation is Activation.TANH:

@@ -12,7 +12,7 @@ from llmrun.formats.layouts.kv import CHUNK, F16, GROUP, Q8_0, KeysValues, parse
 from llmrun.model.plan.builder import PlanBuilder
 from llmrun.model.plan.elementary import soft_cap_reference
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.ops.rope import RopeStore, Rotate, RotateHeads
+from llmrun.model.plan.ops.rope import RopeStore, Rotate, RotateHeads, Store
 from llmrun.model.plan.shapes import AttentionShape, LayerKV
 from llmrun.model.plan.stored_kv import Stored, rotated_back_reference
 from llmrun.model.plan.twin import Value
@@ -229,6 +229,15 @@ class AttentionOps(PlanBuilder):
         query_number, key_number = self.rope_number(query_rope or rope), self.rope_number(rope)
         self.ops.append(RopeStore(q, k, v, kv, query_number, key_number, rotated))
         return self._attend(rotated, kv, shape, scale, soft_cap, sinks)
+
+    def store(self, k: Value, v: Value, shape: AttentionShape, rope: Rope | None) -> None:
+        """Append an op that rotates and stores keys and values. All layers of this shape overwrite the same memory.
+
+        Call `attention_again` for the queries.
+        """
+        is_new = shape not in [group.shape for group in self.groups]
+        kv = self.next_layer(shape) if is_new else self.last_layer(shape)
+        self.ops.append(Store(k, v, kv, self.rope_number(rope)))
 
     def rotated(self, x: Value, head_size: int, rope: Rope) -> Value:
         """Append an op that rotates each head of x, for queries and keys that are normalized after RoPE."""

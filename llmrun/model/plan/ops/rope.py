@@ -48,6 +48,30 @@ class RopeStore(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Store(Op):
+    """An op that rotates keys, and stores keys and values in the cache."""
+
+    k: Value
+    v: Value
+    kv: LayerKV
+    rope: int | None
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.k, self.v)
+
+    def twin(self, run: Run) -> None:
+        shape = self.kv.shape
+        assert isinstance(shape, AttentionShape)
+        keys = _rotated(run, self.k, shape.head_size, self.rope)
+        values = run.heads(self.v, shape.value_size)
+        stored_keys, stored_values = Stored(keys, None), Stored(values, None)
+        if run.kv_type is not None:
+            _, stored_keys, stored_values = enter_reference(keys, keys, values, run.kv_type)
+        run.keys_values[self.kv] = stored_keys, stored_values
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate(Op):
     """An op that rotates queries only, for layers that attend to the keys and values of another layer."""
 
@@ -88,6 +112,8 @@ class RotateHeads(Op):
 
 class RopeWords(NamedTuple):
     """The op record of `rotate` and `rope_store`. Only `rope_store` has the words from `k` to the end.
+
+    `rope_store` without queries has 0 heads.
 
     pairs            number of feature pairs to rotate
     rotation         byte offset of the queries' rotations in a row of rotations

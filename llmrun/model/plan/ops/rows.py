@@ -137,6 +137,35 @@ class Scale(Op):
         run.values[self.x] = run.values[self.x] * np.float32(self.factor)
 
 
+@dataclass(frozen=True, slots=True)
+class Clamp(Op):
+    """An op that computes min(max(x, least), most). NaN stays NaN."""
+
+    x: Value
+    least: float
+    most: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = np.clip(run.values[self.x], np.float32(self.least), np.float32(self.most))
+
+
+class ClampWords(NamedTuple):
+    """The op record of `clamp`. `least` and `most` are float32."""
+
+    x: int
+    x_stride: int
+    out: int
+    out_stride: int
+    width: int
+    least: int
+    most: int
+
+
 class AddWords(NamedTuple):
     """The op record of `add`, which computes out = x + factor * y.
 
@@ -257,6 +286,12 @@ class RowOps(PlanBuilder):
     def scale(self, x: Value, factor: float) -> None:
         """Append an op that computes x *= factor in place."""
         self.ops.append(Scale(x, factor))
+
+    def clamp(self, x: Value, least: float, most: float) -> Value:
+        """Return min(max(x, least), most). `least` must be at most 0 and `most` at least 0."""
+        out = x.like(x.width)
+        self.ops.append(Clamp(x, least, most, out))
+        return out
 
     def slice(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
         """Take `width` features of each of `groups` equal parts of x, starting at feature `first` of each part."""

@@ -1,0 +1,84 @@
+"""Encoders with a SigLIP transformer: Gemma 3, SmolVLM and Idefics3, and LFM2-VL."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.model.plan.twin import Value
+from llmrun.model.vision.encoder import Geometry, VisionEncoder
+from llmrun.model.vision.encoders.parts import EncoderWriter, square_groups, usual_activation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.projector import ProjectorFile
+
+
+class _Siglip(VisionEncoder):
+    """The transformer that the families share."""
+
+    def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
+        super().__init__(file, projector)
+        w = EncoderWriter(file, self.plan)
+        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
+        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
+        activation = usual_activation(file)
+        with w.stage("patches", self.patches) as gives:
+            matrix = w.patch_matrix("v.patch_embd.weight", self.patches.width)
+            gives.append(w.biased("v.patch_embd.bias", self.plan.linear(self.patches, matrix)))
+        for layer in range(w.layers):
+            block = f"v.blk.{layer}"
+            with w.stage(f"keys {layer}", self.x):
+                h = w.layernorm(f"{block}.ln1", self.x)
+                self.plan.store(w.keys(block, h), w.values(block, h), w.shape, None)
+            with w.stage(f"layer {layer}", self.x) as gives:
+                q = w.queries(block, w.layernorm(f"{block}.ln1", self.x))
+                w.linear_add(f"{block}.attn_out", w.attended(q), self.x)
+                self.plan.add(w.mlp(block, w.layernorm(f"{block}.ln2", self.x), activation), self.x)
+                gives.append(self.x)
+        if "v.post_ln.weight" in w.tensors:
+            with w.stage("post norm", self.x) as gives:
+                gives.append(w.layernorm("v.post_ln", self.x))
+        self._positions = w.table("v.position_embd")
+        self._project(w)
+        w.finish()
+
+    @abstractmethod
+    def _project(self, w: EncoderWriter) -> None:
+        """Append the stage that turns merged rows into embeddings."""
+
+    def geometry(self, columns: int, rows: int) -> Geometry:
+        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), self._positions)
+
+
+class Gemma3Encoder(_Siglip):
+    """Gemma 3: the mean of 4 x 4 patches, an RMSNorm and a matrix."""
+
+    names = ("gemma3",)
+
+    def _project(self, w: EncoderWriter) -> None:
+        pooled = Value(w.width)
+        with w.stage("embeddings", pooled) as gives:
+            h = w.rmsnorm("mm.soft_emb_norm", pooled)
+            gives.append(self.plan.linear(h, w.transposed("mm.input_projection", w.width)))
+
+    def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
+        total = x[groups[:, 0]]
+        for row in groups.T[1:]:
+            total += x[row]
+        return total / np.float32(groups.shape[1])
+
+
+class Idefics3Encoder(_Siglip):
+    """Idefics3, SmolVLM and Granite Docling: one matrix for squares of patches."""
+
+    names = ("idefics3",)
+
+    def _project(self, w: EncoderWriter) -> None:
+        merged = Value(w.width * self._merge**2)
+        with w.stage("embeddings", merged) as gives:
+            gives.append(w.linear("mm.model.fc", merged, self.projector.row_width))
