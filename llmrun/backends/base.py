@@ -378,8 +378,15 @@ class DraftHead(Protocol):
 class Encoding(Protocol):
     """An image that is being encoded. The engine advances it between steps, so that other answers continue."""
 
+    @property
+    def progress(self) -> float:
+        """The fraction of the work that is done, or 0 if unknown."""
+
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
-        """Encode, or wait for the encoder, for about this many seconds. With 0, only check if the image is encoded.
+        """Encode, or wait for the encoder, for about this many seconds.
+
+        Encoders that have no process of their own encode at least one tile of rows, even with 0, which takes up to
+        about 0.2 seconds. Others only check if the image is encoded.
 
         Returns the embeddings, float32[layout.rows, projector.row_width], or None until they are complete. Raises
         Cancelled after `cancel`, and LlmrunError if the encoder fails, which concerns only this image.
@@ -402,8 +409,11 @@ class Vision(Protocol):
         tiles  uint8[height, width, 3], the boxes of the layout in their order
         """
 
+    def expected_seconds(self, layout: ImageLayout) -> float | None:
+        """Return how long encoding an image of this layout will probably take, or None if unknown. Quick."""
+
     def close(self) -> None:
-        """End the encoder's process. Called by the backend's `close`. Idempotent."""
+        """End the encoder's process or threads. Called by the backend's `close`. Idempotent."""
 
 
 class Backend(Protocol):

@@ -19,6 +19,7 @@ from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.elementary import rotations_of
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, encoding
 from llmrun.model.vision.encoders.registry import encoder_of
+from llmrun.model.vision.layout import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -64,7 +65,9 @@ class CpuVision:
         self._team = StagedTeam(self._lowered, n_threads)
 
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> CpuEncoding:
-        return CpuEncoding(self, tiles)
+        if not all(tile.ndim == 3 and tile.shape[2] == 3 and tile.dtype == np.uint8 for tile in tiles):
+            raise ValueError("a tile must have three bytes for each pixel")
+        return CpuEncoding(self, [tiles[piece.tile] for piece in layout.pieces if isinstance(piece, Rows)])
 
     def encode(self, tiles: Sequence[NDArray[np.uint8]]) -> Generator[None, None, NDArray[np.float32]]:
         """Encode the tiles of an image. Yields after each tile of rows, which takes 10 to 200 ms."""
