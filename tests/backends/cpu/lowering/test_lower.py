@@ -21,6 +21,8 @@ from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, Linear
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
 from llmrun.model.plan.twin import Value
+from llmrun.model.vision.encoders.registry import ENCODERS, encoder_of
+from llmrun.model.vision.projector import read_projector
 from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_optional
 from tests.support.kernels.races import accesses, needless_barriers, races, word_of
 from tests.support.kernels.random_adapters import with_random_adapters
@@ -31,6 +33,7 @@ from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
+from tests.support.vision.projectors import tiny_projector
 
 # One variant per architecture is enough, because all variants have the same ops.
 ARCHITECTURES = list({row.architecture: name for name, row in TINY_ARCHITECTURES.items()}.values())
@@ -80,11 +83,21 @@ def test_no_two_threads_meet_in_an_encoder(tmp_path: Path, row: TinyArchitecture
     assert races(lowered, one_row=False) == []
 
 
+@pytest.mark.push
+@pytest.mark.parametrize("family", ENCODERS)
+def test_no_two_threads_meet_in_an_encoder_of_images(tmp_path: Path, family: str) -> None:
+    path = tiny_projector(tmp_path, family)
+    with open_gguf(path) as file:
+        lowered = lowered_plan(encoder_of(file, read_projector(path)).plan)
+    assert races(lowered, one_row=True) == []
+    assert races(lowered, one_row=False) == []
+
+
 @pytest.mark.parametrize("one_row", [True, False])
 def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
     lowered = lowered_plan(row_ops_plan())
     kernels = {name.function for name in lowered.kernels}
-    assert {"rmsnorm", "layernorm", "add", "gated", "concat", "keep", "convolve", "soft_cap"} <= kernels
+    assert {"rmsnorm", "layernorm", "add", "gated", "concat", "keep", "convolve", "soft_cap", "clamp"} <= kernels
     assert {"causal_convolution", "delta_rule", "ssd", "selective_scan", "xielu", "match_length", "cut_off"} <= kernels
     assert races(lowered, one_row=one_row) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.base.errors import UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.parts.tensors import Tensors, experts
+from llmrun.model.archs.parts.tensors import Tensors, experts, matrix
 from tests.support.gguf.gguf_files import write_gguf
 
 
@@ -20,9 +20,9 @@ def written(folder: Path, outputs: int, n: int) -> Path:
 
 def test_experts_are_one_matrix_after_the_other(tmp_path: Path) -> None:
     with open_gguf(written(tmp_path, 32, 3)) as file:
-        matrix = experts(file, "experts.weight", 3)
-        assert (matrix.rows, matrix.columns) == (96, 8)
-        second = matrix.part(32, 32).read().view(np.float32)
+        whole = experts(file, "experts.weight", 3)
+        assert (whole.rows, whole.columns) == (96, 8)
+        second = whole.part(32, 32).read().view(np.float32)
     np.testing.assert_array_equal(second, np.arange(32 * 8, 2 * 32 * 8, dtype=np.float32).reshape(32, 8))
 
 
@@ -54,6 +54,20 @@ def test_a_part_of_each_expert_is_read_from_anywhere(tmp_path: Path) -> None:
             piece = np.empty(size, np.uint8)
             up.read_into(start, piece)
             np.testing.assert_array_equal(piece, whole[start : start + size])
+
+
+def test_gathered_rows_are_read_from_anywhere(tmp_path: Path) -> None:
+    """Packing reads this way, see above. The row -1 is a row of zeros."""
+    with open_gguf(written(tmp_path, 32, 3)) as file:
+        found = matrix(file, "experts.weight")
+        rows = np.array([5, -1, 0, 7, 7, -1])
+        gathered = found.gathered("some", rows)
+        whole = np.where(rows[:, None] < 0, np.uint8(0), found.read()[rows])
+        np.testing.assert_array_equal(gathered.read(), whole)
+        for start, size in ((0, 32), (40, 64), (gathered.n_bytes - 1, 1)):
+            piece = np.empty(size, np.uint8)
+            gathered.read_into(start, piece)
+            np.testing.assert_array_equal(piece, whole.reshape(-1)[start : start + size])
 
 
 def test_what_is_left_out_is_not_missed_and_all_else_is(tmp_path: Path) -> None:
