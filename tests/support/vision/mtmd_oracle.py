@@ -57,7 +57,7 @@ def seen_by_libmtmd(
         return Seen(found["pixels"], found["rows"], found["logits"], int(found["end"]))
 
 
-class _Tensor(ctypes.Structure):
+class GgmlTensor(ctypes.Structure):
     """The beginning of ggml's `struct ggml_tensor`."""
 
     _fields_ = (
@@ -85,8 +85,8 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str, 
 
     class Spy(Encoder):
         def _watch(self, node: Any, ask: bool, data: Any) -> bool:
-            for address in _Tensor.from_address(node).src if not pixels else ():
-                source = _Tensor.from_address(address) if address else None
+            for address in GgmlTensor.from_address(node).src if not pixels else ():
+                source = GgmlTensor.from_address(address) if address else None
                 if source and source.name.startswith(b"inp_raw") and source.data:
                     numbers = (ctypes.c_float * int(np.prod(source.ne))).from_address(source.data)
                     pixels.append(np.ctypeslib.as_array(numbers).reshape(source.ne[2], source.ne[1], -1).copy())

@@ -80,16 +80,19 @@ class TinyProjector:
     epsilon: float = 1e-6
     text_sizes: Mapping[str, Any] = field(default_factory=dict)
     more_texts: tuple[str, ...] = ()
+    width: int = WIDTH
+    feed_forward: int = FEED_FORWARD
+    heads: int = HEADS
 
     def metadata(self, text_width: int) -> dict[str, Any]:
         keys: dict[str, Any] = {
             "image_size": self.image_size,
             "patch_size": self.patch_size,
-            "embedding_length": WIDTH,
-            "feed_forward_length": FEED_FORWARD,
+            "embedding_length": self.width,
+            "feed_forward_length": self.feed_forward,
             "projection_dim": text_width,
             "block_count": self.layers,
-            "attention.head_count": HEADS,
+            "attention.head_count": self.heads,
             "attention.layer_norm_epsilon": self.epsilon,
             # Means and deviations that differ by channel, so that swapped channels are noticed.
             "image_mean": [0.45, 0.51, 0.38],
@@ -114,15 +117,15 @@ class TinyProjector:
         """Return the shape of each tensor in NumPy's order."""
         side = self.image_size // self.patch_size
         sizes = {
-            "w": WIDTH,
-            "q": 3 * WIDTH,
-            "f": FEED_FORWARD,
+            "w": self.width,
+            "q": 3 * self.width,
+            "f": self.feed_forward,
             "t": text_width,
             "p": self.patch_size,
             "n": side * side,
             "N": side * side + 1,
-            "m": WIDTH * self.merge**2,
-            "h": WIDTH // HEADS,
+            "m": self.width * self.merge**2,
+            "h": self.width // self.heads if self.heads else 0,
             "o": 1,
             "u": 3 * (self.patch_size * self.merge) ** 2,  # the numbers of a large patch
         }
@@ -145,9 +148,12 @@ class TinyProjector:
                 size = 2.0 if "input" in name else 1.5
                 made[name] = ("F32", np.array([size if name.endswith("_max") else -size], np.float32))
             elif "patch_embd.weight" in name:
-                # Convolutions need floats.
-                values = random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+                # Convolutions need floats, and libmtmd rounds them to float16.
+                values = (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
                 made[name] = ("F32" if weight_type == "F32" else "F16", values.astype(np.float32))
+            elif name == "mm.input_projection.weight" and self.family == "gemma3" and weight_type == "Q8_0":
+                # Converters leave this matrix in float16. libmtmd transposes it, and writes out of bounds if it is not.
+                made[name] = ("F16", RandomWeights(random, "F16").matrix(*shape)[1])
             elif "embd" in name:
                 made[name] = ("F32", (0.3 * random.standard_normal(shape)).astype(np.float32))
             elif name.endswith((".bias", "std_bias")):
@@ -202,7 +208,8 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         ("<|image>", "<image|>", "<|image|>"),
         "gemma4",
         layers=0,
-        keys={"attention.head_count": 0, "feed_forward_length": 0},
+        heads=0,
+        feed_forward=0,
     ),
     "gemma4v": TinyProjector(
         "gemma4v",

@@ -1,0 +1,29 @@
+"""Tests that the plans of encoders compute what libmtmd computes, stage by stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.vision.encoder_cases import ENCODER_CASES, compared, difference, least_cosine
+
+pytestmark = pytest.mark.push
+
+CASES = pytest.mark.parametrize("name", ENCODER_CASES)
+
+
+@CASES
+def test_every_stage_is_libmtmd_s(tmp_path: Path, name: str) -> None:
+    stages = compared(ENCODER_CASES[name], tmp_path, "F32")
+    differences = {stage: difference(*values) for stage, values in stages.items()}
+    assert max(differences.values()) <= 1e-4, differences
+
+
+@CASES
+@pytest.mark.parametrize(("weight_type", "limit"), [("F16", 2e-3), ("Q8_0", 2e-2)])
+def test_rows_of_quantized_files_are_libmtmd_s(tmp_path: Path, name: str, weight_type: str, limit: float) -> None:
+    """Libmtmd rounds the inputs of products to float16 or to 8 bits."""
+    found, expected = compared(ENCODER_CASES[name], tmp_path, weight_type)["rows"]
+    assert difference(found, expected) <= limit
+    assert least_cosine(found, expected) > 0.999
