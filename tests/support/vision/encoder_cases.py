@@ -43,6 +43,8 @@ class EncoderCase:
     start      libmtmd's name for the features before the first layer, or "" to compare none
     stages     maps stages to libmtmd's names; by default, stages named `layer N` are `layer_out-N`
     order      returns libmtmd's row for each of the encoder's rows
+    convolves  whether libmtmd embeds patches by a convolution, which rounds pixels to float16
+    tanh       True if libmtmd uses the tanh GELU where the model uses the erf GELU
     """
 
     projector: str
@@ -51,6 +53,8 @@ class EncoderCase:
     start: str = "pos_embed"
     stages: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[VisionEncoder, Geometry], NDArray[np.intp]] = _in_raster_order
+    convolves: bool = True
+    tanh: bool = False
 
     def write(self, folder: Path, weight_type: str) -> Path:
         return tiny_projector(folder, self.projector, weight_type, **self.fields)
@@ -67,6 +71,9 @@ ENCODER_CASES: dict[str, EncoderCase] = {
         "gemma3", [(112, 112)], {"image_size": 112, "width": 288, "feed_forward": 320, "gelu": False}
     ),
     "idefics3": EncoderCase("idefics3", [(128, 128)] * 3, _IDEFICS3),
+    "gemma4uv": EncoderCase("gemma4uv", [(240, 144), (48, 192)], start="pos_embd", convolves=False),
+    "lfm2": EncoderCase("lfm2", [(512, 160), (64, 64)], tanh=True),
+    "lfm2 reduced positions": EncoderCase("lfm2", [(96, 224)], {"image_size": 512}, tanh=True),
     "idefics3 heads of 24": EncoderCase("idefics3", [(320, 320)], _IDEFICS3 | {"image_size": 320, "width": 96}),
 }
 
@@ -92,17 +99,19 @@ def encoder_in(path: Path) -> Iterator[VisionEncoder]:
 
 
 @contextmanager
-def rounding_as_libmtmd(encoder: VisionEncoder) -> Iterator[None]:
+def rounding_as_libmtmd(case: EncoderCase, encoder: VisionEncoder) -> Iterator[None]:
     """Round pixels to float16, and look up the tanh and quick GELUs in a table of float16, as libmtmd does."""
     exact = activations.activation_reference
 
     def rounded(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+        if case.tanh and activation is Activation.GELU_ERF:
+            activation = Activation.GELU
         if activation not in (Activation.GELU, Activation.GELU_QUICK):
             return exact(x, activation)
         found = exact(x.astype(np.float16).astype(np.float32), activation)
         return found.astype(np.float16).astype(np.float32)
 
-    pixels = encoder._normalized.astype(np.float16).astype(np.float32)
+    pixels = encoder._normalized.astype(np.float16 if case.convolves else np.float32).astype(np.float32)
     with (
         mock.patch.object(encoder, "_normalized", pixels),
         mock.patch.object(activations, "activation_reference", rounded),
@@ -116,7 +125,7 @@ def compared(
     """Encode the first picture of a case. Returns the twin's and libmtmd's values, float32[rows, width], by stage."""
     path, tile = case.write(folder, weight_type), case.pictures()[0]
     stages: dict[str, NDArray[np.float32]] = {}
-    with encoder_in(path) as encoder, rounding_as_libmtmd(encoder):
+    with encoder_in(path) as encoder, rounding_as_libmtmd(case, encoder):
         rows = encode_exactly(encoder, tile, stages)
         geometry = encoder.geometry(tile.shape[1] // encoder.patch, tile.shape[0] // encoder.patch)
         order = case.order(encoder, geometry)

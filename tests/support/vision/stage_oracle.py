@@ -13,7 +13,7 @@ import ctypes
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str) 
     assert mtmd.mtmd_encode_chunk(encoder._context, chunk) == 0
     width = llama.llama_model_n_embd_inp(loaded)
     tensors[ROWS] = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(encoder._context), (count, width)).copy()
-    np.savez(results, **tensors)
+    np.savez(results, **cast(dict[str, Any], tensors))
 
 
 if __name__ == "__main__":

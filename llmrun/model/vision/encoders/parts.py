@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.formats.layouts.arena import round_up
-from llmrun.model.archs.parts.tensors import Tensors
+from llmrun.model.archs.parts.tensors import Tensors, vector
 from llmrun.model.plan.builder import Stage
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation
@@ -72,6 +72,10 @@ class EncoderWriter:
 
     # --- products and norms ---
 
+    def rows_of(self, name: str) -> int:
+        """Return the number of outputs of a matrix that the metadata does not imply."""
+        return self.file.tensors[f"{name}.weight"].n_rows
+
     def linear(self, name: str, x: Value, rows: int) -> Value:
         out = self.plan.linear(x, self.tensors.matrix(f"{name}.weight", x.width, rows))
         return self.biased(f"{name}.bias", out)
@@ -103,9 +107,9 @@ class EncoderWriter:
         return _float_matrix(name, weights)
 
     def table(self, name: str) -> NDArray[np.float32]:
-        """Return a table of positions, float32[positions, width]."""
-        count = self.file.tensors[f"{name}.weight"].n_rows
-        return self.tensors.vector(f"{name}.weight", self.width, count).reshape(count, self.width)
+        """Return a table of positions, float32[positions, width]. Tables of several axes follow each other."""
+        self.tensors.leave_out(f"{name}.weight")
+        return vector(self.file, f"{name}.weight").reshape(-1, self.width)
 
     def patch_matrix(self, name: str, columns: int) -> Matrix:
         """Return the matrix of a convolution over patches, which do not overlap."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import UnsupportedModel, shown
-from llmrun.model.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder
+from llmrun.model.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder, Lfm2Encoder
+from llmrun.model.vision.encoders.unified import UnifiedEncoder
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.encoder import VisionEncoder
     from llmrun.model.vision.projector import ProjectorFile
 
-_CLASSES: Final = (Gemma3Encoder, Idefics3Encoder)
+_CLASSES: Final = (UnifiedEncoder, Gemma3Encoder, Idefics3Encoder, Lfm2Encoder)
 ENCODERS: Final[dict[str, type[VisionEncoder]]] = {name: found for found in _CLASSES for name in found.names}
 
 

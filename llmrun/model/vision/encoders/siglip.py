@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.twin import Value
 from llmrun.model.vision.encoder import Geometry, VisionEncoder
 from llmrun.model.vision.encoders.parts import EncoderWriter, square_groups, usual_activation
@@ -82,3 +84,46 @@ class Idefics3Encoder(_Siglip):
         merged = Value(w.width * self._merge**2)
         with w.stage("embeddings", merged) as gives:
             gives.append(w.linear("mm.model.fc", merged, self.projector.row_width))
+
+
+class Lfm2Encoder(_Siglip):
+    """LFM2-VL: learned positions of any size, and an MLP for squares of patches. libmtmd's MLP has the tanh GELU."""
+
+    names = ("lfm2",)
+
+    def _project(self, w: EncoderWriter) -> None:
+        merged = Value(w.width * self._merge**2)
+        with w.stage("embeddings", merged) as gives:
+            h = w.layernorm("mm.input_norm", merged, 1e-5) if "mm.input_norm.weight" in w.tensors else merged
+            h = self.plan.activate(w.linear("mm.1", h, w.rows_of("mm.1")), Activation.GELU_ERF)
+            gives.append(w.linear("mm.2", h, self.projector.row_width))
+
+    def geometry(self, columns: int, rows: int) -> Geometry:
+        side = isqrt(len(self._positions))
+        positions = resized(self._positions.reshape(side, side, -1), rows, columns).reshape(rows * columns, -1)
+        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), positions)
+
+
+def resized(table: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
+    """Resize float32[side, side, width] to [rows, columns, width], bilinearly and with antialiasing, as PyTorch does.
+
+    The corners of the first and the last pixel are aligned, not their centers. Sums have a fixed order.
+    """
+    if rows > columns:  # the shorter axis goes first, which needs less memory
+        return resized(table.transpose(1, 0, 2), columns, rows).transpose(1, 0, 2)
+    lines = sum(
+        weights[:, None, None] * line for weights, line in zip(_triangles(len(table), rows), table, strict=True)
+    )
+    across = _triangles(len(table), columns)
+    made = np.zeros((rows, columns, table.shape[2]), np.float32)
+    for number, weights in enumerate(across):
+        made += lines[:, number, None] * weights[:, None]
+    return made
+
+
+def _triangles(side: int, size: int) -> NDArray[np.float32]:
+    """Return float32[side, size], the weights of `side` numbers in each of the `size` numbers that replace them."""
+    scale = side / size
+    centers = (np.arange(size) + 0.5) * scale - 0.5
+    weights = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] - centers) / max(1, scale))
+    return (weights / sum(weights)).astype(np.float32)
