@@ -1,7 +1,6 @@
-"""Opens the projectors of models that read images, checks that text models fit them, and starts their encoders.
+"""Opens the projectors of models that read images, and checks that text models fit them.
 
-libmtmd, which is part of llama.cpp, encodes images for all backends, in a process of its own. sizing.py counts the
-memory of this process. Models without a projector do not import this module.
+Models without a projector do not import this module.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from llmrun.base.errors import UnsupportedModel, shown
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
-    from llmrun.backends.llama.vision import LlamaVision
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
     from llmrun.model.vision.layout import Projector
@@ -60,16 +58,3 @@ def _unreadable(why: str, file: GGUFFile) -> UnsupportedModel:
         f"images not supported: {path}: the architecture {architecture} {why}, unlike the projector",
         hint="use --no-mmproj for text only",
     )
-
-
-def start_encoder(options: OpenOptions, file: GGUFFile) -> LlamaVision:
-    """Start the encoder's process, which does not load the projector yet. The options must have a projector.
-
-    Raises the errors of `opened_projector`, and LlmrunError.
-    """
-    from llmrun.backends.llama.vision import LlamaVision
-    from llmrun.base.machine.cpu_count import default_threads
-
-    projector = opened_projector(options, file)
-    assert projector is not None
-    return LlamaVision(file.path, projector, options.threads or default_threads())

@@ -127,14 +127,12 @@ class Entry(Struct, frozen=True):
     module   the module that defines the backend's KIND
     program  the program that runs the model, or "" if llmrun runs it
     rpc      whether the backend can use llama.cpp's RPC servers
-    encodes  whether the backend's program encodes images, for all backends
     """
 
     name: str
     module: str
     program: str = ""
     rpc: bool = False
-    encodes: bool = False
 
     @property
     def title(self) -> str:
@@ -148,7 +146,7 @@ class Entry(Struct, frozen=True):
 # On the CPU, "auto" tries the backends in this order.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
-    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True, encodes=True),
+    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True),
 )
 # These backends answer without a model, for tests. Users can select stand-ins by name, but help texts do not list
 # stand-ins, and "auto" ignores them.
@@ -254,24 +252,12 @@ def _named(options: OpenOptions) -> Entry | None:
     low, high = options.image_min_tokens, options.image_max_tokens
     if low is not None and high is not None and low > high:
         raise UsageError(f"--image-min-tokens: {low} is larger than --image-max-tokens {high}")
-    if options.mmproj:
-        check_encoder()
     if options.rpc:
         return _with_rpc(options)
     entry = backend_named(options.backend)
     if entry is not None and (probe := entry.kind().probe()).missing:
         raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
     return entry
-
-
-def check_encoder() -> None:
-    """Raise UsageError if the program that encodes images is not installed."""
-    entry = next(entry for entry in BACKENDS if entry.encodes)
-    if (probe := entry.kind().probe()).missing:
-        raise UsageError(
-            f"images need {entry.title}, which encodes them: {probe.missing}",
-            hint=f"{probe.hint}, or use --no-mmproj for text only",
-        )
 
 
 def _with_rpc(options: OpenOptions) -> Entry:

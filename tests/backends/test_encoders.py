@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import replace as with_options
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import cache_size
 from llmrun.backends.cpu.cache_size import MAX_ROWS, rows_of_step
+from llmrun.backends.cpu.vision_costs import EncoderMemory
 from llmrun.backends.encoders import opened_projector
 from llmrun.backends.llama import placement
 from llmrun.backends.llama.vision import LlamaVision
@@ -24,25 +26,25 @@ from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.plan.plan import Plan
 from llmrun.model.vision.layout import Projector
 from tests.support.vision.opened import vision_of
-from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.vision.projectors import WIDTH, tiny_projector, tiny_text_model
 
+CPU, LLAMA = BACKENDS
 each_backend = pytest.mark.parametrize("entry", BACKENDS, ids=[entry.name for entry in BACKENDS])
 CAUSAL = cast(Plan, SimpleNamespace(is_causal=True))
 
 
 def both(folder: Path) -> tuple[Path, OpenOptions]:
     """Return a tiny text model, and options with its projector, whose images are causal."""
-    projector = tiny_projector(folder, "pixtral")
+    projector = tiny_projector(folder, "idefics3")
     options = OpenOptions(context_size=256, threads=1, gpu_layers=0, mmproj=str(projector))
-    return tiny_text_model(folder, "pixtral"), options
+    return tiny_text_model(folder, "idefics3"), options
 
 
-@each_backend
-def test_footprints_contain_the_encoders_process(tmp_path: Path, entry: Entry) -> None:
+def test_footprints_of_llama_cpp_contain_the_encoders_process(tmp_path: Path) -> None:
     path, options = both(tmp_path)
     with open_gguf(path) as file:
-        alone = entry.kind().footprint(file, OpenOptions(context_size=256, threads=1))
-        found = entry.kind().footprint(file, options)
+        alone = LLAMA.kind().footprint(file, OpenOptions(context_size=256, threads=1))
+        found = LLAMA.kind().footprint(file, options)
         projector = opened_projector(options, file)
         assert projector is not None
         assert found.weights - alone.weights == projector.weight_bytes > 0
@@ -50,6 +52,21 @@ def test_footprints_contain_the_encoders_process(tmp_path: Path, entry: Entry) -
         assert found.vocabulary - alone.vocabulary == vocabulary_bytes(file)
         assert found.programs - alone.programs == LLAMA_PROCESS
         assert (found.cache, found.mapped) == (alone.cache, alone.mapped)
+
+
+def test_footprints_of_the_cpu_engine_contain_the_encoder(tmp_path: Path) -> None:
+    path, options = both(tmp_path)
+    with open_gguf(path) as file:
+        alone = CPU.kind().footprint(file, OpenOptions(context_size=256, threads=1))
+        found = CPU.kind().footprint(file, options)
+        projector = opened_projector(options, file)
+        assert projector is not None
+        memory = EncoderMemory.in_header(projector, 1)
+    assert memory.weights >= projector.weight_bytes  # the file is in F32, and matrices may be padded
+    patches = projector.most_rows * projector.patches_per_row
+    assert memory.scratch > patches * 4 * WIDTH
+    expected = replace(alone, weights=alone.weights + memory.weights, scratch=alone.scratch + memory.scratch)
+    assert found == expected
 
 
 @pytest.mark.push
@@ -70,10 +87,7 @@ def test_encoders_must_fit_beside_the_model(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.push
-@each_backend
-def test_projectors_are_loaded_along_with_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: Entry
-) -> None:
+def test_llama_cpp_loads_projectors_along_with_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The free memory is measured first, because the memory of the encoder would otherwise count twice."""
     path, options = both(tmp_path)
     events: list[str] = []
@@ -94,11 +108,10 @@ def test_projectors_are_loaded_along_with_the_weights(
         if words == "loading weights" and fraction == 1:
             events.append("loaded")
 
-    for module in (cache_size, placement):
-        monkeypatch.setattr(module, "free_memory", free)
+    monkeypatch.setattr(placement, "free_memory", free)
     monkeypatch.setattr(LlamaVision, "load", loading)
     monkeypatch.setattr(LlamaVision, "wait", waiting)
-    with open_gguf(path) as file, closing(entry.kind().open(file, replace(options, progress=progress))) as backend:
+    with open_gguf(path) as file, closing(LLAMA.kind().open(file, with_options(options, progress=progress))) as backend:
         assert events == ["measure", "load", "loaded", "wait"]
         process = vision_of(backend)._process
         assert not process.has_ended
@@ -142,4 +155,4 @@ def test_metadata_cannot_claim_what_architectures_ignore(
         if backend == "cpu":
             with pytest.raises(UnsupportedModel, match=why):
                 entry.kind().footprint(file, options)
-        entry.kind().open(file, replace(options, mmproj="")).close()
+        entry.kind().open(file, with_options(options, mmproj="")).close()

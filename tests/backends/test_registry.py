@@ -44,7 +44,7 @@ from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 from tests.support.models.tiny_models import changed_copy
-from tests.support.vision.opened import encoded, vision_of
+from tests.support.vision.opened import encoded
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 from tests.support.vision.prompts import prompt_batch
 
@@ -504,15 +504,18 @@ def test_a_draft_model_uses_no_servers() -> None:
     assert local.without_rpc() is local
 
 
-@pytest.mark.parametrize("backend", CHOICES)
-def test_images_need_llama_cpp_to_encode_them(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    check_options(OpenOptions(backend, mmproj="mmproj.gguf"))
+@pytest.mark.push
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_images_need_no_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
-    with pytest.raises(UsageError) as missing:
-        check_options(OpenOptions(backend, mmproj="mmproj.gguf"))
-    assert str(missing.value) == "images need llama.cpp, which encodes them: llama.cpp is not installed"
-    assert " -m pip install " in missing.value.hint
-    assert missing.value.hint.endswith(", or use --no-mmproj for text only")
+    path, mmproj = tiny_text_model(tmp_path, "gemma3"), str(tiny_projector(tmp_path, "gemma3", image_size=112))
+    options = OpenOptions(backend, threads=1, context_size=256, mmproj=mmproj)
+    check_options(options)
+    with closing(open_backend(path, options)) as opened:
+        assert opened.vision is not None
+        encoded(opened, opened.vision.projector.layout(112, 112))
+    with pytest.raises(UsageError, match=r"llama\.cpp is not installed: --backend llama"):
+        check_options(OpenOptions("llama", mmproj=mmproj))
 
 
 @pytest.mark.push
@@ -536,7 +539,8 @@ def test_images_change_no_choice_of_the_backend(
     with closing(open_backend(path, options)) as opened:
         assert opened.info.backend == ("llama" if "llama" in (backend, expected[11:16]) else "cpu")
         assert reasons == [expected] * bool(expected)
-        projector = vision_of(opened).projector
+        assert opened.vision is not None
+        projector = opened.vision.projector
         image = encoded(opened, projector.layout(112, 112))
         logits = opened.forward(prompt_batch(projector, [[5, 6], image, [7]])).logits
         assert np.isfinite(logits).all()

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.draft_head import CpuDraftHead
     from llmrun.backends.cpu.early_memory import EarlyMemory
     from llmrun.backends.cpu.timed_team import TimedTeam
+    from llmrun.backends.cpu.vision import CpuVision
     from llmrun.backends.cpu.weights import PackedMatrix
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
@@ -73,11 +74,17 @@ class CpuBackend:
         """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit, and UsageError for wrong adapters.
 
         early   memory that may be used for the weights
-        vision  the encoder of a model that reads images
+        vision  an encoder that is used instead of the engine's own, for tests
         """
         self.vision = vision
-        with opened_adapters(options.adapters, file) as adapters:
-            self._open(file, options, adapters, early)
+        self._encoder: CpuVision | None = None  # the encoder that is loaded along with the model
+        try:
+            with opened_adapters(options.adapters, file) as adapters:
+                self._open(file, options, adapters, early)
+        except BaseException:
+            if self._encoder is not None:
+                self._encoder.close()
+            raise
 
     def _open(
         self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile], early: EarlyMemory | None
@@ -87,11 +94,10 @@ class CpuBackend:
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
         base = architecture.plan(file, config)
+        n_threads = options.threads or default_threads()
+        if options.mmproj:
+            self._encoder = self.vision = _encoder_of(file, options, base, n_threads)
         projector = None if self.vision is None else self.vision.projector
-        if projector is not None:
-            from llmrun.backends.encoders import check_plan
-
-            check_plan(base, projector, file)
         self.plan = base if projector is not None else base.without_images()
         if adapters:
             from llmrun.backends.cpu.adapters import adapted
@@ -99,13 +105,15 @@ class CpuBackend:
             self.plan = adapted(self.plan, adapters)
         head = architecture.draft_plan(file, config) if options.draft_head else None
         head = head and head.without_images()
-        n_threads = options.threads or default_threads()
         max_sequences = options.max_sequences
         if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs its own memory
             max_sequences += options.cached_prefixes
         if early is not None:  # the memory is no longer free, but the weights will use it
             options = replace(options, reserved_memory=options.reserved_memory - early.stop())
-        context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads, projector)
+        encoder = None if self._encoder is None else self._encoder.memory
+        context_size, n_blocks = cache_size(
+            file, self.plan, head, options, config.train_context, n_threads, projector, encoder
+        )
         kv_type = kv_type_of(file, options)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
@@ -117,7 +125,8 @@ class CpuBackend:
         lowered = time.perf_counter()
         self._load_kernels(packed, vocabulary_kernels, options.progress)
         kernels_s = time.perf_counter() - lowered
-        with filling(packed, n_threads) as weights:
+        all_packed = packed if self._encoder is None else {**packed, **self._encoder.packed}
+        with filling(all_packed, n_threads) as weights:
             packing = time.perf_counter()
             self.tokenizer: Tokenizer = load_tokenizer(file)
             tokenizer_s = time.perf_counter() - packing
@@ -125,6 +134,8 @@ class CpuBackend:
             weights.finish(_load_progress(options.progress))
         key = key_of(_decisive(file, base.without_images(), ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
+        if self._encoder is not None:
+            self._encoder.finish()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
         convolutions = () if self.vision is None or self.plan.states else convolution_windows(self.plan)
         self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key, convolutions)
@@ -152,7 +163,7 @@ class CpuBackend:
                 tokenizer_s=tokenizer_s,
                 packing_s=weights.seconds,
                 backend_s=time.perf_counter() - began,
-                packed_bytes=weight_bytes,
+                packed_bytes=sum(part.layout.n_bytes for part in all_packed.values()),
                 page_faults=None if costs is None else costs.page_faults,
                 system_s=None if costs is None else costs.system_s,
             ),
@@ -206,6 +217,9 @@ class CpuBackend:
         lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
         kernels = [KernelName.of(*SAMPLING_KERNEL), *(kernel for part in lowered for kernel in part.kernels)]
         kernels += [*packing_kernels([part.matrix for part in packed.values()]), *TEAM_KERNELS, *vocabulary_kernels]
+        if self._encoder is not None:
+            kernels += self._encoder.kernels
+            lowered.append(self._encoder.lowered)
         load_kernels(kernels, _compile_progress(progress))
         for part in lowered:
             part.link()
@@ -377,6 +391,17 @@ class _Memory(Struct, frozen=True):
         if not self.states:
             return None
         return RecurrentStates(plan.states, self.states, self.checkpoints, keeps_rows=keeps_rows)
+
+
+def _encoder_of(file: GGUFFile, options: OpenOptions, plan: Plan, n_threads: int) -> CpuVision:
+    """Return the encoder of the projector that the options name. Its weights are not loaded yet."""
+    from llmrun.backends.cpu.vision import CpuVision
+    from llmrun.backends.encoders import check_plan, opened_projector
+
+    projector = opened_projector(options, file)
+    assert projector is not None
+    check_plan(plan, projector, file)
+    return CpuVision(projector, n_threads, load=False)
 
 
 def _allocated(shapes: Iterable[tuple[int, ...]], name: str) -> list[NDArray[np.uint8]]:

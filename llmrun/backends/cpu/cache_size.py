@@ -29,7 +29,6 @@ from llmrun.backends.sizing import (
     rows_in_one_step,
     shared_cache_tokens,
     vocabulary_bytes,
-    with_encoder,
 )
 from llmrun.base.errors import UsageError
 from llmrun.base.machine.memory import free_memory
@@ -40,6 +39,7 @@ from llmrun.model.archs.parts.tensors import is_quantized, parameter_count
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
+    from llmrun.backends.cpu.vision_costs import EncoderMemory
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
     from llmrun.model.vision.layout import Projector
@@ -67,12 +67,12 @@ def footprint_on_cpu(
     kv_type: str,
     max_rows: int,
     n_threads: int,
-    projector: Projector | None = None,
+    encoder: EncoderMemory | None = None,
 ) -> Footprint:
     """Return the footprint of a model. `plan` and the draft head's plan must be built from `file`.
 
     context_size  the context for which the partial results of attention are counted as scratch memory
-    projector     the projector, or None if the model reads no images
+    encoder       the memory for encoding images, or None if the model reads no images
     """
     plans = [plan] if head is None else [plan, head]
     layers = [
@@ -84,10 +84,12 @@ def footprint_on_cpu(
     states, checkpoints = _recurrent_bytes(plan, max_sequences)
     width = 0 if plan.logits is None else plan.logits.width
     logits = width * np.dtype(np.float32).itemsize * min(max_rows, max_sequences * ROWS_PER_ANSWER)
-    footprint = Footprint(
-        weights=packed_bytes(plan.matrices if head is None else plan.matrices_with(head)),
+    return Footprint(
+        weights=packed_bytes(plan.matrices if head is None else plan.matrices_with(head))
+        + (0 if encoder is None else encoder.weights),
         cache=KVBytes.of_layers([*layers, checkpoints], states),
         scratch=logits
+        + (0 if encoder is None else encoder.scratch)
         + sum(
             scratch_needed(
                 part,
@@ -103,7 +105,6 @@ def footprint_on_cpu(
         programs=ENGINE_PROCESS,
         kv_type=kv_type,
     )
-    return with_encoder(footprint, projector, file)
 
 
 def _whole_blocks(plan: Plan, max_sequences: int, context_size: int, max_rows: int) -> dict[int, int]:
@@ -149,11 +150,13 @@ def cache_size(
     train_context: int,
     n_threads: int,
     projector: Projector | None = None,
+    encoder: EncoderMemory | None = None,
 ) -> tuple[int, list[int]]:
     """Return the context size in tokens, and the number of cache blocks for each window.
 
     head       the plan of the draft head, or None if there is no draft head
-    projector  the projector, which must not be loaded yet, or None if the model reads no images
+    projector  the projector, or None if the model reads no images
+    encoder    the memory for encoding images, which must not be in use yet, or None if another program encodes images
 
     Raises DoesNotFit, and UsageError if the cache is smaller than the context.
     """
@@ -171,7 +174,7 @@ def cache_size(
             kv_type=kv_type,
             max_rows=max_rows,
             n_threads=n_threads,
-            projector=projector,
+            encoder=encoder,
         )
         return MemoryNeeds(footprint, free, parameters)
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.backends.registry import Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
-    from llmrun.backends.cpu.early_memory import EarlyMemory
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.registry import BackendKind
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
 class CpuKind:
@@ -32,7 +28,9 @@ class CpuKind:
 
         early = early_memory(file.tensors, options.reserved_memory)
         try:
-            return _open(file, options, early)
+            from llmrun.backends.cpu.backend import CpuBackend
+
+            return CpuBackend(file, options, early)
         finally:
             if early is not None:
                 early.stop()
@@ -40,6 +38,7 @@ class CpuKind:
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted
         from llmrun.backends.cpu.cache_size import footprint_on_cpu, kv_type_of, rows_of_step
+        from llmrun.backends.cpu.vision_costs import EncoderMemory
         from llmrun.backends.encoders import check_plan, opened_projector
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.backends.sizing import LARGEST_DEFAULT
@@ -50,9 +49,10 @@ class CpuKind:
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
         with opened_adapters(options.adapters, file) as adapters:
             plan = adapted(plan_of_header(file), adapters)
-        projector = opened_projector(options, file)
+        projector, encoder, n_threads = opened_projector(options, file), None, options.threads or default_threads()
         if projector is not None:
             check_plan(plan, projector, file)
+            encoder = EncoderMemory.in_header(projector, n_threads)
         train_context = file.integer(f"{file.string('general.architecture')}.context_length")
         return footprint_on_cpu(
             file,
@@ -62,8 +62,8 @@ class CpuKind:
             context_size=options.context_size or min(train_context, LARGEST_DEFAULT),
             kv_type=kv_type_of(file, options),
             max_rows=rows_of_step(plan, train_context, options.context_size, projector),
-            projector=projector,
-            n_threads=options.threads or default_threads(),
+            encoder=encoder,
+            n_threads=n_threads,
         )
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
@@ -79,30 +79,6 @@ class CpuKind:
             kv_type=kv_type_of(file, options),
             max_rows=MAX_ROWS,
         )
-
-
-def _open(file: GGUFFile, options: OpenOptions, early: EarlyMemory | None) -> Backend:
-    """Open a model, and load its projector at the same time as its weights."""
-    if not options.mmproj:
-        from llmrun.backends.cpu.backend import CpuBackend
-
-        return CpuBackend(file, options, early)
-    from llmrun.backends.encoders import start_encoder
-
-    with contextlib.ExitStack() as opened:
-        vision = start_encoder(options, file)  # starts while the next line imports modules
-        opened.callback(vision.close)
-        from llmrun.backends.cpu.backend import CpuBackend
-
-        def on_tokenizer(tokenizer: Tokenizer) -> None:
-            vision.load()  # not earlier, because the backend measures the free memory before it reads the weights
-            options.on_tokenizer(tokenizer)
-
-        backend = CpuBackend(file, replace(options, on_tokenizer=on_tokenizer), early, vision)
-        opened.callback(backend.close)
-        vision.wait()
-        opened.pop_all()
-    return backend
 
 
 KIND: BackendKind = CpuKind()

@@ -1,18 +1,20 @@
-"""Encodes images on the CPU engine, with a plan of stages, packed weights, and a team of threads."""
+"""Encodes images on the CPU engine, with a plan of stages, packed weights, and a team of threads for each image."""
 
 from __future__ import annotations
 
 import math
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.backends.cpu.lower import kv_shapes, lower
 from llmrun.backends.cpu.team import TEAM_KERNELS, StagedTeam
+from llmrun.backends.cpu.vision_costs import AssumedSpeeds, EncoderMemory, EncoderTimes, kv_type_of, most_patches
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.base.compiled.host import load_kernels
-from llmrun.base.errors import Cancelled
+from llmrun.base.errors import Cancelled, LlmrunError, ModelFileError, shown
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts.arena import allocate
 from llmrun.formats.layouts.kv import BLOCK
@@ -20,122 +22,194 @@ from llmrun.model.plan.elementary import rotations_of
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, encoding
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.layout import Rows
+from llmrun.model.vision.projector import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from numpy.typing import NDArray
 
+    from llmrun.base.compiled.kernel import KernelName
     from llmrun.model.plan.builder import Stage
-    from llmrun.model.vision.encoder import VisionEncoder
     from llmrun.model.vision.layout import ImageLayout
     from llmrun.model.vision.projector import ProjectorFile
 
 
 class CpuVision:
-    """The Vision that runs llmrun's own kernels. Images are encoded in the thread that calls `Encoding.advance`."""
+    """The Vision that runs llmrun's own kernels. Images are encoded in the thread that calls `Encoding.advance`.
 
-    def __init__(self, projector: ProjectorFile, n_threads: int) -> None:
-        """Load the encoder. Raises ModelFileError, UnsupportedModel and DoesNotFit."""
-        self.projector = projector
-        with open_gguf(projector.path) as file:
-            self.encoder = encoder_of(file, projector)
-            plan = self.encoder.plan
-            packed = reserve(plan.matrices)
-            # Layers overwrite each other's keys and values, and layers with windows have heads of the same size.
-            blocks = [-(-_most_patches(projector) // BLOCK)] * len(plan.windows)
-            shapes = kv_shapes(plan, blocks, kv_type_of(self.encoder))
-            scratch = [allocate(math.prod(shapes[0]), "keys and values").reshape(shapes[0])] if shapes else []
-            self._lowered = lower(
-                plan,
-                packed,
-                scratch * len(shapes),
-                kv_type=kv_type_of(self.encoder),
-                max_rows=TILE_ROWS,
-                n_threads=n_threads,
-            )
-            matrices = [part.matrix for part in packed.values()]
-            load_kernels([*self._lowered.kernels, *packing_kernels(matrices), *TEAM_KERNELS])
-            self._lowered.link()
-            with filling(packed, n_threads) as weights:
-                weights.finish()
-        self._stages = {stage.name: made for stage, made in zip(plan.stages, self._lowered.stages, strict=True)}
-        self._table = np.arange(blocks[0] if blocks else 0, dtype=np.int32)
-        self._rotated: tuple[Geometry, NDArray[np.float32], NDArray[np.int32]] | None = None
-        self._team = StagedTeam(self._lowered, n_threads)
+    packed   the reserved memory of all matrices, by name
+    lowered  the lowered plan of the encoder
+    memory   the memory that the encoder needs
+    """
+
+    runs_apart = False
+
+    def __init__(self, projector: ProjectorFile, n_threads: int, *, load: bool = True) -> None:
+        """Load the encoder. Raises ModelFileError, UnsupportedModel and DoesNotFit.
+
+        load  False if the caller loads `kernels`, links `lowered`, fills `packed`, and then calls `finish`
+        """
+        self.projector, self.n_threads = projector, n_threads
+        self._current: CpuEncoding | None = None
+        # The time that recent images have taken, and the time in `times`. Both are 0 if nothing is known.
+        self._spent = self._predicted = 0.0
+        self._has_learnt = False  # whether an image was encoded
+        self._closed = False
+        self._file = open_gguf(projector.path)
+        try:
+            self.encoder = encoder_of(self._file, projector)
+            self.memory = EncoderMemory.of(self._file, self.encoder, n_threads)
+            self._lower()
+            if load:
+                load_kernels(self.kernels)
+                self.lowered.link()
+                with filling(self.packed, n_threads) as weights:
+                    weights.finish()
+                self.finish()
+        except BaseException:
+            self.close()
+            raise
+
+    def _lower(self) -> None:
+        plan, kv_type = self.encoder.plan, kv_type_of(self.encoder)
+        self.packed = reserve(plan.matrices)
+        # Layers overwrite each other's keys and values, and layers with windows have heads of the same size.
+        blocks = [-(-most_patches(self.projector) // BLOCK)] * len(plan.windows)
+        shapes = kv_shapes(plan, blocks, kv_type)
+        self._scratch = [allocate(math.prod(shapes[0]), "keys and values").reshape(shapes[0])] if shapes else []
+        kv = self._scratch * len(shapes)
+        self.lowered = lower(plan, self.packed, kv, kv_type=kv_type, max_rows=TILE_ROWS, n_threads=self.n_threads)
+        self.stages = {stage.name: made for stage, made in zip(plan.stages, self.lowered.stages, strict=True)}
+        self.table = np.arange(blocks[0] if blocks else 0, dtype=np.int32)
+
+    @property
+    def kernels(self) -> list[KernelName]:
+        """All kernels that loading and encoding need."""
+        return [*self.lowered.kernels, *packing_kernels(self.encoder.plan.matrices), *TEAM_KERNELS]
+
+    def finish(self) -> None:
+        """Check that the weights come from the file that was read first. Raises ModelFileError."""
+        self._file.check_in_place()
+        if identity_of(self._file) != self.projector.identity:  # caches hold rows under the identity
+            raise ModelFileError(f"the projector changed while it was opened: {shown(str(self._file.path), 300)}")
+        self._file.close()
+
+    @cached_property
+    def times(self) -> EncoderTimes:
+        """The times that tiles of rows take relative to each other, in seconds if the machine was measured earlier."""
+        from llmrun.backends.cpu.speeds.machine import Speeds
+
+        speeds = Speeds.of_this_machine(self.n_threads)
+        try:
+            with speeds.only_known():
+                found = EncoderTimes(self.encoder, speeds)
+        except LookupError:
+            return EncoderTimes(self.encoder, AssumedSpeeds())
+        if not self._spent:
+            self._spent = self._predicted = 1.0
+        return found
+
+    def expected_seconds(self, layout: ImageLayout) -> float | None:
+        expected = self.times.layout(layout)
+        return expected * self._spent / self._predicted if self._spent else None
+
+    def learn(self, spent: float, predicted: float) -> None:
+        """Correct later expectations by the time that an image took. Later images and larger images count more."""
+        if not self._has_learnt:
+            self._spent = self._predicted = 0.0
+        self._has_learnt = True
+        self._spent = self._spent / 2 + spent
+        self._predicted = self._predicted / 2 + predicted
 
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> CpuEncoding:
         if not all(tile.ndim == 3 and tile.shape[2] == 3 and tile.dtype == np.uint8 for tile in tiles):
             raise ValueError("a tile must have three bytes for each pixel")
-        return CpuEncoding(self, [tiles[piece.tile] for piece in layout.pieces if isinstance(piece, Rows)])
+        if self._closed:
+            raise LlmrunError("the engine is closed", hint="Open the model again.")
+        if self._current is not None:  # it would overwrite the keys and values of the new image
+            self._current.close()
+        self._current = CpuEncoding(self, [tiles[piece.tile] for piece in layout.pieces if isinstance(piece, Rows)])
+        return self._current
 
-    def encode(self, tiles: Sequence[NDArray[np.uint8]]) -> Generator[None, None, NDArray[np.float32]]:
-        """Encode the tiles of an image. Yields after each tile of rows, which takes 10 to 200 ms."""
+    def close(self) -> None:
+        self._closed = True
+        if self._current is not None:
+            self._current.close()
+        self._file.close()
+
+
+class CpuEncoding:
+    """An image that CpuVision is encoding, with a team of threads of its own.
+
+    Starting the threads takes about a millisecond. No thread exists while no image is encoded, and `cancel` can only
+    stop this image.
+    """
+
+    def __init__(self, vision: CpuVision, tiles: Sequence[NDArray[np.uint8]]) -> None:
+        self._vision, self._tiles = vision, tiles
+        self._total = sum(vision.times.image(tile.shape[1], tile.shape[0]) for tile in tiles)
+        self._done = self._spent = 0.0  # the expected time of the work that is done, and the real time
+        self._team = StagedTeam(vision.lowered, vision.n_threads)
+        self._steps = self._encode()
+        self._rotated: tuple[Geometry, NDArray[np.float32], NDArray[np.int32]] | None = None
+        self._is_cancelled = False
+
+    def _encode(self) -> Generator[None, None, NDArray[np.float32]]:
+        """Encode the tiles of the image. Yields after each tile of rows, which takes 10 to 200 ms."""
         rows: list[NDArray[np.float32]] = []
-        for tile in tiles:
-            of_tile = yield from encoding(self.encoder, tile, self._run)
+        for tile in self._tiles:
+            of_tile = yield from encoding(self._vision.encoder, tile, self._run)
             rows.append(of_tile)
         return np.concatenate(rows)
 
     def _run(self, stage: Stage, rows: NDArray[np.float32], tile: slice, geometry: Geometry) -> NDArray[np.float32]:
-        of_stage, count = self._stages[stage.name], len(rows)
+        encoder, count = self._vision.encoder, len(rows)
         if self._rotated is None or self._rotated[0] is not geometry:
             positions = np.zeros((geometry.rows, 3), np.int32) if geometry.positions is None else geometry.positions
-            reaches = self.encoder.plan.reaches
+            reaches = encoder.plan.reaches
             seen = [geometry.seen_in(reach) for reach in reaches] or [np.zeros((geometry.rows, 2), np.int32)]
-            self._rotated = geometry, rotations_of(self.encoder.plan.ropes, positions), np.stack(seen)
+            self._rotated = geometry, rotations_of(encoder.plan.ropes, positions), np.stack(seen)
         _, rotations, seen_by_rows = self._rotated
-        if stage.takes is not self.encoder.x:
+        if stage.takes is not encoder.x:
             rotations, seen_by_rows = np.zeros((count, 0, 2), np.float32), np.zeros((1, count, 2), np.int32)
         else:
             rotations, seen_by_rows = np.ascontiguousarray(rotations[tile]), seen_by_rows[:, tile]
         numbers = np.arange(tile.start, tile.stop, dtype=np.int32)
-        return self._team.run_stage(of_stage, rows, numbers, rotations, self._table, seen_by_rows)
+        vision = self._vision
+        made = self._team.run_stage(vision.stages[stage.name], rows, numbers, rotations, vision.table, seen_by_rows)
+        self._done += vision.times.tile(stage, tile, geometry)
+        return made
 
-    def cancel(self) -> None:
-        """Stop the running stage. Thread-safe."""
-        self._team.cancel()
-
-    def clear_cancel(self) -> None:
-        """Forget a `cancel` that came after the last stage."""
-        self._team.clear_cancel()
-
-    def close(self) -> None:
-        self._team.close()
-
-
-class CpuEncoding:
-    """An image that CpuVision is encoding."""
-
-    def __init__(self, vision: CpuVision, tiles: Sequence[NDArray[np.uint8]]) -> None:
-        self._vision = vision
-        self._steps = vision.encode(tiles)
-        self._cancelled = False
-        vision.clear_cancel()
+    @property
+    def progress(self) -> float:
+        return min(1.0, self._done / self._total)
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
-        end = time.perf_counter() + seconds
-        while True:
-            if self._cancelled:
-                raise Cancelled("the image is not needed any more")
-            try:
+        began = time.perf_counter()
+        try:
+            while not self._is_cancelled:
                 next(self._steps)
-            except StopIteration as stop:
-                rows: NDArray[np.float32] = stop.value
-                return rows
-            if time.perf_counter() >= end:
-                return None
+                if time.perf_counter() - began >= seconds:
+                    self._spent += time.perf_counter() - began
+                    return None
+            raise Cancelled("the image is not needed any more")
+        except StopIteration as stop:
+            self.close()
+            self._vision.learn(self._spent + time.perf_counter() - began, self._total)
+            rows: NDArray[np.float32] = stop.value
+            return rows
+        except BaseException:  # the steps cannot continue after an error
+            self.close()
+            raise
 
     def cancel(self) -> None:
-        self._cancelled = True
-        self._vision.cancel()
+        self._is_cancelled = True
+        self._team.cancel()
 
-
-def kv_type_of(encoder: VisionEncoder) -> str:
-    """Return the type of keys and values: q8_0 if the weights are integers, which multiplies keys and values faster."""
-    return "q8_0" if any(matrix.is_integer for matrix in encoder.plan.matrices) else "f16"
-
-
-def _most_patches(projector: ProjectorFile) -> int:
-    """Return the most rows of a layer. A class token takes a row, too."""
-    return projector.most_rows * projector.patches_per_row + 1
+    def close(self) -> None:
+        """End the threads, and free the memory. The encoding counts as cancelled unless it is complete. Idempotent."""
+        self._is_cancelled = True
+        self._team.close()
+        self._steps.close()
+        self._tiles, self._rotated = (), None

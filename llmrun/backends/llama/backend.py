@@ -91,9 +91,12 @@ class LlamaBackend:
             self._mapped = FileSource(file.path)
             opened.callback(self._mapped.close)
             if options.mmproj:
-                from llmrun.backends.encoders import start_encoder
+                from llmrun.backends.encoders import opened_projector
+                from llmrun.backends.llama.vision import LlamaVision
 
-                self.vision = start_encoder(options, file)
+                projector = opened_projector(options, file)
+                assert projector is not None
+                self.vision = LlamaVision(file.path, projector, options.threads or default_threads())
                 opened.callback(self.vision.close)
             self._process = process or LlamaProcess()
             if process is None:

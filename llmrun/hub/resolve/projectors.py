@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llmrun.backends.registry import check_encoder, is_stand_in
+from llmrun.backends.registry import is_stand_in
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.hub.local.projectors import check_pair, projector_for, snapshot_of
 from llmrun.hub.local.stored_models import repository_name
@@ -71,7 +71,6 @@ def _usable(model: Path, name: str, reporter: Reporter) -> Path | None:
     try:
         found = projector_for(model)
         if found is not None:
-            check_encoder()
             check_pair(found, model)
     except LlmrunError as error:
         reporter.note(f"{name}: opened for text only: {error}" + (f" ({error.hint})" if error.hint else ""))

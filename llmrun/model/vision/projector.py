@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel, shown
 from llmrun.model.vision.family import Family, Limits, Sizes
@@ -36,7 +36,7 @@ _WITH_WINDOWS: Final = "qwen2.5vl_merger"
 # Vectors of the encoder's width per patch, apart from the feed-forward network. With encoders of 768 and 1152 features
 # and 256 to 1639 rows, libmtmd needed 0.6 to 1.0 times as much memory as `working_bytes` says.
 _ACTIVATIONS: Final = 6
-_USUAL_IMAGE: Final = 1120  # rows; only requests for high detail make larger tiles, which few families have
+USUAL_IMAGE: Final = 1120  # rows; only requests for high detail make larger tiles, which few families have
 
 # libmtmd aborts if one of these keys has another type. The names of counts follow "clip.vision.".
 _COUNTS: Final = (
@@ -94,7 +94,7 @@ class ProjectorFile(Struct, frozen=True):
     @property
     def memory_bytes(self) -> int:
         """The memory that libmtmd needs for the weights, and for its activations with images of the usual detail."""
-        return self.weight_bytes + self.working_bytes(min(self.most_rows, _USUAL_IMAGE))
+        return self.weight_bytes + self.working_bytes(min(self.most_rows, USUAL_IMAGE))
 
     def working_bytes(self, most: int) -> int:
         """Return roughly how much memory libmtmd needs for its activations, for tiles of at most `most` rows."""
@@ -110,14 +110,27 @@ def read_projector(path: Path, *, least: int | None = None, most: int | None = N
     least, most  how many tokens an image should have; None for the family's values
     Raises ModelNotFound, ModelFileError, BadGGUF, UnsupportedModel, and UsageError for limits that cannot be met.
     """
-    from llmrun.formats.gguf.reader import open_gguf, sampled_digest
+    from llmrun.formats.gguf.reader import open_gguf
 
     with open_gguf(path) as file:
-        name, family = _family(file)
-        sizes = _sizes(file, family)
-        layouts = family(sizes, Limits(least, most))
-        known = _known_sizes(file, name, layouts)
-        return _read(file, name, layouts, known, f"{sampled_digest(file)} {path.stat().st_mtime_ns}")
+        return structs.replace(projector_in(file, least=least, most=most), identity=identity_of(file))
+
+
+def identity_of(file: GGUFFile) -> str:
+    """Return a digest of a projector's file. Raises ModelFileError."""
+    from llmrun.formats.gguf.reader import sampled_digest
+
+    return hashlib.sha256(f"{sampled_digest(file)} {file.path.stat().st_mtime_ns}".encode()).hexdigest()
+
+
+def projector_in(file: GGUFFile, *, least: int | None = None, most: int | None = None) -> ProjectorFile:
+    """Check a projector's header, which may be all that is known of the file. The `identity` of the result is empty.
+
+    Raises the errors of `read_projector`.
+    """
+    name, family = _family(file)
+    layouts = family(_sizes(file, family), Limits(least, most))
+    return _read(file, name, layouts, _known_sizes(file, name, layouts))
 
 
 def check_projector(projector: ProjectorFile, model: GGUFFile) -> None:
@@ -215,7 +228,7 @@ def _integer(file: GGUFFile, name: str, minimum: int) -> int:
     return file.integer(f"clip.vision.{name}", minimum=minimum, maximum=2**20)
 
 
-def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], identified: str) -> ProjectorFile:
+def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int]) -> ProjectorFile:
     from llmrun.model.vision.tensors import check_tensors, deepstack_layers
 
     _check_numbers(file)
@@ -234,7 +247,7 @@ def _read(file: GGUFFile, name: str, layouts: Family, known: dict[str, int], ide
         placeholders=layouts.placeholders,
         is_causal=layouts.is_causal or (name == "gemma4v" and widths.row in _CAUSAL_GEMMA4),
         most_rows=layouts.most_rows,
-        identity=hashlib.sha256(identified.encode()).hexdigest(),
+        identity="",
         image_size=layouts.sizes.image_size,
         unit=layouts.sizes.unit,
         markers=layouts.markers,

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llmrun.backends.llama import probe as llama_probe
 from llmrun.base.errors import DoesNotFit, ModelNotFound, UsageError
 from llmrun.hub.local.projectors import projector_for
 from llmrun.hub.local.safe_writes import SPARE
@@ -97,17 +96,6 @@ def test_servers_use_the_projector_that_is_there(model: Path) -> None:
 def test_image_tokens_come_from_the_settings(model: Path) -> None:
     settings = Settings(image_min_tokens=64, image_max_tokens=256)
     assert projector_options(model, settings, name="m", wanted=False, reporter=QUIET) == ("", 64, 256)
-
-
-def test_servers_without_llama_cpp_serve_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes = Notes()
-    assert asked(model, notes, wanted=True, backend="cpu") == "mmproj-m-F16.gguf"
-    monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
-    assert asked(model, notes, wanted=True) == ""
-    (missing,) = notes.lines
-    assert missing.startswith("the model: opened for text only: images need llama.cpp, which encodes them: ")
-    assert "llama.cpp is not installed (install it: " in missing
-    assert asked(model, needed=True) == "mmproj-m-F16.gguf"  # the backend's own error follows
 
 
 def test_servers_leave_out_projectors_of_other_models(model: Path, files: dict[str, bytes]) -> None:

@@ -52,7 +52,8 @@ def encode(vision: Vision, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayo
 
 def encoded(backend: Backend, layout: ImageLayout, seed: int = 0) -> Image:
     """Return the first tile of a layout, encoded."""
-    vision, first = vision_of(backend), one_tile(layout)
+    vision, first = backend.vision, one_tile(layout)
+    assert vision is not None
     (piece,) = first.pieces
     assert isinstance(piece, Rows)
     return Image(piece, encode(vision, tiles_of(first, seed)[:1], first))
