@@ -77,8 +77,12 @@ class EncoderWriter:
         return self.file.tensors[f"{name}.weight"].n_rows
 
     def linear(self, name: str, x: Value, rows: int) -> Value:
-        out = self.plan.linear(x, self.tensors.matrix(f"{name}.weight", x.width, rows))
+        out = self.product(name, x, self.tensors.matrix(f"{name}.weight", x.width, rows))
         return self.biased(f"{name}.bias", out)
+
+    def product(self, name: str, x: Value, weight: Matrix) -> Value:
+        """Multiply by the weights of a tensor, or by some of their rows. Subclasses may change inputs and outputs."""
+        return self.plan.linear(x, weight)
 
     def linear_add(self, name: str, x: Value, to: Value) -> None:
         """Add x . weight + bias to `to`."""
@@ -128,7 +132,7 @@ class EncoderWriter:
         rows = np.full((self.heads, self.padded_size), -1)
         rows[:, : self.head_size] = first + self.head_size * np.arange(self.heads)[:, None] + order
         weight = self.tensors.matrix(f"{name}.weight", x.width, total or size)
-        out = self.plan.linear(x, weight.gathered(f"rows of heads from {first}", rows.reshape(-1)))
+        out = self.product(name, x, weight.gathered(f"rows of heads from {first}", rows.reshape(-1)))
         bias = self.tensors.optional_vector(f"{name}.bias", total or size)
         if bias is None:
             return out
@@ -152,7 +156,7 @@ class EncoderWriter:
         return self._of_heads(f"{block}.attn_{'qkv'[part]}", h, order)
 
     def headnorm(self, weight: NDArray[np.float32], x: Value) -> Value:
-        """Apply RMSNorm to each head, although heads are padded. `weight` is float32[head size], in the file's order.
+        """Apply RMSNorm to each head, although heads are padded. `weight` is float32[head size], in the order of x.
 
         The mean of a padded head's squares is head size / padded size times as large.
         """
@@ -216,3 +220,17 @@ def square_groups(columns: int, rows: int, side: int, *, first: int = 0) -> NDAr
     """
     numbers = first + np.arange(rows * columns).reshape(rows // side, side, columns // side, side)
     return numbers.transpose(0, 2, 1, 3).reshape(-1, side**2)
+
+
+def grid_positions(columns: int, rows: int) -> NDArray[np.int32]:
+    """Return int32[patches, 3], the positions of patches in time, which are 0, and their rows and columns."""
+    row, column = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
+    return np.stack([np.zeros_like(row), row, column], axis=1)
+
+
+def averaged(x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the means of groups of features float32[rows, width], as float32[groups, width]."""
+    total = x[groups[:, 0]]
+    for row in groups.T[1:]:
+        total += x[row]
+    return total / np.float32(groups.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import UnsupportedModel, shown
+from llmrun.model.vision.encoders.gemma4v import Gemma4TowerEncoder
 from llmrun.model.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder, Lfm2Encoder
 from llmrun.model.vision.encoders.unified import UnifiedEncoder
 
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from llmrun.model.vision.encoder import VisionEncoder
     from llmrun.model.vision.projector import ProjectorFile
 
-_CLASSES: Final = (UnifiedEncoder, Gemma3Encoder, Idefics3Encoder, Lfm2Encoder)
+_CLASSES: Final = (
+    UnifiedEncoder,
+    Gemma3Encoder,
+    Idefics3Encoder,
+    Lfm2Encoder,
+    Gemma4TowerEncoder,
+)
 ENCODERS: Final[dict[str, type[VisionEncoder]]] = {name: found for found in _CLASSES for name in found.names}
 
 

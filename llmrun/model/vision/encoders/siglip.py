@@ -11,7 +11,7 @@ import numpy as np
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.twin import Value
 from llmrun.model.vision.encoder import Geometry, VisionEncoder
-from llmrun.model.vision.encoders.parts import EncoderWriter, square_groups, usual_activation
+from llmrun.model.vision.encoders.parts import EncoderWriter, averaged, square_groups, usual_activation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,10 +69,7 @@ class Gemma3Encoder(_Siglip):
             gives.append(self.plan.linear(h, w.transposed("mm.input_projection", w.width)))
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
-        total = x[groups[:, 0]]
-        for row in groups.T[1:]:
-            total += x[row]
-        return total / np.float32(groups.shape[1])
+        return averaged(x, groups)
 
 
 class Idefics3Encoder(_Siglip):
