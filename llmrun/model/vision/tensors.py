@@ -44,7 +44,7 @@ _LAYERS: Final = {
     "idefics3": _LAYER,
     "lfm2": _LAYER,
     "pixtral": _LAYER + _GATE,
-    "internvl": _LAYER + "ls1?:w ls2?:w ",
+    "internvl": _LAYER + "attn_q_norm?:q attn_k_norm?:k ls1?:w ls2?:w ",
 }
 _OTHERS: Final = {
     "gemma3": _SIGLIP + "v.position_embd:w,n mm.soft_emb_norm:w mm.input_projection:t,w",

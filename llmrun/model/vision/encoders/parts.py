@@ -160,10 +160,22 @@ class EncoderWriter:
 
         The mean of a padded head's squares is head size / padded size times as large.
         """
-        share = self.head_size / self.padded_size
-        padded = np.zeros(self.padded_size, np.float32)
-        padded[: self.head_size] = weight * np.float32(sqrt(share))
-        return self.plan.headnorm(x, padded, self.epsilon * share)
+        return self.plan.headnorm(x, self._padded(weight), self.epsilon * self._share)
+
+    def norm_of_heads(self, weight: NDArray[np.float32], x: Value) -> Value:
+        """Apply RMSNorm to all heads together. `weight` is float32[heads * head size], in the order of x."""
+        of_heads = self._padded(weight.reshape(self.heads, self.head_size))
+        return self.plan.rmsnorm(x, of_heads.reshape(-1), self.epsilon * self._share)
+
+    @property
+    def _share(self) -> float:
+        return self.head_size / self.padded_size
+
+    def _padded(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return weights float32[..., head size] for a norm of padded heads."""
+        padded = np.zeros((*weight.shape[:-1], self.padded_size), np.float32)
+        padded[..., : self.head_size] = weight * np.float32(sqrt(self._share))
+        return padded
 
     def attended(
         self, q: Value, rope: Rope | None = None, *, shape: AttentionShape | None = None, scale: float | None = None

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.vision.encoders.gemma4v import Gemma4TowerEncoder
+from llmrun.model.vision.encoders.internvl import InternVLEncoder
+from llmrun.model.vision.encoders.pixtral import PixtralEncoder
 from llmrun.model.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder, Lfm2Encoder
 from llmrun.model.vision.encoders.unified import UnifiedEncoder
 
@@ -20,6 +22,8 @@ _CLASSES: Final = (
     Idefics3Encoder,
     Lfm2Encoder,
     Gemma4TowerEncoder,
+    PixtralEncoder,
+    InternVLEncoder,
 )
 ENCODERS: Final[dict[str, type[VisionEncoder]]] = {name: found for found in _CLASSES for name in found.names}
 
