@@ -91,10 +91,10 @@ class Gemma4TowerEncoder(VisionEncoder):
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        positions = grid_positions(columns, rows)
-        added = self._tables[0, positions[:, 2]] + self._tables[1, positions[:, 1]]
+        of_columns, of_rows = self._tables[0, :columns], self._tables[1, :rows]
+        added = (of_columns + of_rows[:, None]).reshape(-1, self.x.width)
         groups = square_groups(columns, rows, self._merge)
-        return Geometry(np.arange(columns * rows), groups, added, positions=positions)
+        return Geometry(np.arange(columns * rows), groups, added, positions=grid_positions(columns, rows))
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
         return averaged(x, groups) * np.float32(sqrt(self.x.width))

@@ -1,6 +1,6 @@
 """The encoders of Pixtral, Mistral Small 3.x and Ministral 3.
 
-The GELU of the projector is exact, as in the model's code. libmtmd computes tanh GELU.
+GELU is exact, as in the models' code. libmtmd computes tanh GELU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmrun.model.plan.elementary import Rope, inverse_powers
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.twin import Value
 from llmrun.model.vision.encoder import Geometry, VisionEncoder
-from llmrun.model.vision.encoders.parts import EncoderWriter, grid_positions, square_groups, usual_activation
+from llmrun.model.vision.encoders.parts import EncoderWriter, grid_positions, square_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,8 @@ class PixtralEncoder(VisionEncoder):
         w, plan = EncoderWriter(file, self.plan), self.plan
         self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
         self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
-        activation, rope = usual_activation(file), _rope(w)
+        rope = _rope(w)
+        activation = Activation.GELU_ERF if file.boolean("clip.use_gelu", False) else Activation.SILU
         with w.stage("patches", self.patches) as gives:
             h = plan.linear(self.patches, w.patch_matrix("v.patch_embd.weight", self.patches.width))
             gives.append(w.rmsnorm("v.pre_ln", h) if "v.pre_ln.weight" in w.tensors else h)
