@@ -17,6 +17,7 @@ from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import read_projector
 from llmrun.model.vision.reference import encode_exactly
+from tests.support.models.tiny_models import Change, changed_copy
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 from tests.support.vision.stage_oracle import ROWS, tensors_of_libmtmd
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.model.vision.encoder import Geometry, VisionEncoder
+    from tests.support.gguf.gguf_files import Tensor
 
 TYPES = ("F32", "F16", "Q8_0")
 
@@ -45,6 +47,7 @@ class EncoderCase:
     order      returns libmtmd's row for each of the encoder's rows
     convolves  whether libmtmd embeds patches by a convolution, which rounds pixels to float16
     tanh       True if libmtmd uses the tanh GELU where the model uses the erf GELU
+    for_libmtmd  changes the metadata and tensors of the file that libmtmd reads
     """
 
     projector: str
@@ -55,12 +58,30 @@ class EncoderCase:
     order: Callable[[VisionEncoder, Geometry], NDArray[np.intp]] = _in_raster_order
     convolves: bool = True
     tanh: bool = False
+    for_libmtmd: Change | None = None
 
     def write(self, folder: Path, weight_type: str) -> Path:
         return tiny_projector(folder, self.projector, weight_type, **self.fields)
 
     def pictures(self) -> list[NDArray[np.uint8]]:
         return [picture(*size, seed) for seed, size in enumerate(self.sizes)]
+
+
+def _class_token_last(encoder: VisionEncoder, geometry: Geometry) -> NDArray[np.intp]:
+    return np.roll(np.arange(geometry.rows), 1)
+
+
+def _positions_for_class_token_last(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Give each of libmtmd's rows the position that the model's code gives it. libmtmd has the class token last."""
+    weight_type, values, *shape = tensors["v.position_embd.weight"]
+    positions = np.frombuffer(values, np.float32).reshape(shape[0])
+    tensors["v.position_embd.weight"] = (weight_type, np.roll(positions, -1, axis=0))
+
+
+def _clamped(names: str) -> str:
+    """Return all limits of these products, as tensors of a TinyProjector."""
+    limits = ("input_max", "input_min", "output_max", "output_min")
+    return " ".join(f"{name}.{limit}:o" for name in names.split() for limit in limits)
 
 
 _IDEFICS3 = {"image_size": 128, "keys": {"preproc_image_size": 512}}
@@ -75,6 +96,41 @@ ENCODER_CASES: dict[str, EncoderCase] = {
     "lfm2": EncoderCase("lfm2", [(512, 160), (64, 64)], tanh=True),
     "lfm2 reduced positions": EncoderCase("lfm2", [(96, 224)], {"image_size": 512}, tanh=True),
     "idefics3 heads of 24": EncoderCase("idefics3", [(320, 320)], _IDEFICS3 | {"image_size": 320, "width": 96}),
+    "gemma4v": EncoderCase("gemma4v", [(240, 144), (96, 288), (48, 48)], start="pos_embd"),
+    "gemma4v heads of 72": EncoderCase(
+        "gemma4v",
+        [(144, 192)],
+        {
+            "width": 288,
+            "feed_forward": 320,
+            "others": {1: _clamped("attn_q attn_k attn_v attn_out ffn_gate ffn_up ffn_down")},
+        },
+        start="pos_embd",
+    ),
+    "pixtral": EncoderCase("pixtral", [(140, 84), (56, 280), (28, 28)], start="pre_ln", tanh=True),
+    "pixtral heads of 24": EncoderCase(
+        "pixtral",
+        [(70, 42)],
+        {"width": 96, "merge": 1, "without": ["mm.input_norm.weight", "mm.patch_merger.weight", "mm.1.bias"]},
+        start="pre_ln",
+        tanh=True,
+    ),
+    "internvl": EncoderCase(
+        "internvl",
+        [(112, 112)] * 2,
+        {"image_size": 112},
+        order=_class_token_last,
+        tanh=True,
+        for_libmtmd=_positions_for_class_token_last,
+    ),
+    "internvl heads of 24": EncoderCase(
+        "internvl",
+        [(280, 280)],
+        {"image_size": 280, "width": 96, "without": [f"v.blk.{layer}.ls1.weight" for layer in range(2)]},
+        order=_class_token_last,
+        tanh=True,
+        for_libmtmd=_positions_for_class_token_last,
+    ),
 }
 
 
@@ -130,6 +186,8 @@ def compared(
         geometry = encoder.geometry(tile.shape[1] // encoder.patch, tile.shape[0] // encoder.patch)
         order = case.order(encoder, geometry)
     model = tiny_text_model(folder, case.projector)
+    if case.for_libmtmd is not None:
+        path = changed_copy(path, folder / "libmtmd.gguf", case.for_libmtmd)
     theirs = tensors_of_libmtmd(model, path, tile, encoder.projector.most_rows)
     found = {ROWS: (rows, theirs[ROWS])}
     if case.start:
