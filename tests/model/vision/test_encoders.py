@@ -15,9 +15,11 @@ CASES = pytest.mark.parametrize("name", ENCODER_CASES)
 
 @CASES
 def test_every_stage_is_libmtmd_s(tmp_path: Path, name: str) -> None:
-    stages = compared(ENCODER_CASES[name], tmp_path, "F32")
-    differences = {stage: difference(*values) for stage, values in stages.items()}
-    assert max(differences.values()) <= 1e-4, differences
+    """If libmtmd looks up the last GELU in a table of float16, neighbouring entries may be found."""
+    case = ENCODER_CASES[name]
+    differences = {stage: difference(*values) for stage, values in compared(case, tmp_path, "F32").items()}
+    assert differences.pop("rows") <= (2e-4 if case.tanh else 1e-4)
+    assert max(differences.values(), default=0) <= 1e-4, differences
 
 
 @CASES

@@ -35,6 +35,11 @@ def _in_raster_order(encoder: VisionEncoder, geometry: Geometry) -> NDArray[np.i
     return np.concatenate([np.arange(geometry.leading), geometry.leading + geometry.patches])
 
 
+def _in_the_same_order(encoder: VisionEncoder, geometry: Geometry) -> NDArray[np.intp]:
+    """Return libmtmd's row for each row of an encoder whose patches libmtmd orders in the same way."""
+    return np.arange(geometry.rows)
+
+
 @dataclass(frozen=True)
 class EncoderCase:
     """A tiny projector, and the tiles of the tests.
@@ -115,6 +120,28 @@ ENCODER_CASES: dict[str, EncoderCase] = {
         start="pre_ln",
         tanh=True,
     ),
+    "qwen3vl": EncoderCase(
+        "qwen3vl_merger", [(160, 96), (32, 192), (64, 32)], start="inp_pos_emb", order=_in_the_same_order, tanh=True
+    ),
+    "qwen3vl without deepstack": EncoderCase(
+        "qwen3vl_merger qwen35", [(96, 64)], {"width": 96}, start="inp_pos_emb", order=_in_the_same_order, tanh=True
+    ),
+    "qwen2.5vl": EncoderCase(
+        "qwen2.5vl_merger",
+        [(280, 168), (28, 280), (140, 28), (112, 112)],
+        start="",
+        order=_in_the_same_order,
+        tanh=True,
+    ),
+    "qwen2.5vl heads of 80": EncoderCase(
+        "qwen2.5vl_merger",
+        [(196, 140)],
+        {"width": 160, "heads": 2, "feed_forward": 192},
+        start="",
+        order=_in_the_same_order,
+        tanh=True,
+    ),
+    "qwen2vl": EncoderCase("qwen2vl_merger", [(140, 84), (28, 56)], start="", order=_in_the_same_order, tanh=True),
     "internvl": EncoderCase(
         "internvl",
         [(112, 112)] * 2,

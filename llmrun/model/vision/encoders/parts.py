@@ -115,14 +115,13 @@ class EncoderWriter:
         self.tensors.leave_out(f"{name}.weight")
         return vector(self.file, f"{name}.weight").reshape(-1, self.width)
 
-    def patch_matrix(self, name: str, columns: int) -> Matrix:
-        """Return the matrix of a convolution over patches, which do not overlap."""
-        self.tensors.leave_out(f"{name}")
-        tensor = self.file.tensors[name]
-        read = tensor.type.dequantize
-        assert read is not None, "check_tensors allows only floats"
-        weights = read(self.file.read(tensor)).reshape(-1, columns)
-        return _float_matrix(name, weights)
+    def patch_matrix(self, name: str, columns: int, *others: str) -> Matrix:
+        """Return the matrix of a convolution over patches, which do not overlap, or the sum of several ones."""
+        self.tensors.leave_out(name, *others)
+        weights = vector(self.file, name)
+        for other in others:
+            weights = weights + vector(self.file, other)
+        return _float_matrix(name, weights.reshape(-1, columns))
 
     # --- attention ---
 

@@ -8,6 +8,7 @@ from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.vision.encoders.gemma4v import Gemma4TowerEncoder
 from llmrun.model.vision.encoders.internvl import InternVLEncoder
 from llmrun.model.vision.encoders.pixtral import PixtralEncoder
+from llmrun.model.vision.encoders.qwen import Qwen2VLEncoder, Qwen3VLEncoder, Qwen25VLEncoder
 from llmrun.model.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder, Lfm2Encoder
 from llmrun.model.vision.encoders.unified import UnifiedEncoder
 
@@ -24,6 +25,9 @@ _CLASSES: Final = (
     Gemma4TowerEncoder,
     PixtralEncoder,
     InternVLEncoder,
+    Qwen2VLEncoder,
+    Qwen25VLEncoder,
+    Qwen3VLEncoder,
 )
 ENCODERS: Final[dict[str, type[VisionEncoder]]] = {name: found for found in _CLASSES for name in found.names}
 

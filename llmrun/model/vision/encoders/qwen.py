@@ -1,0 +1,190 @@
+"""The encoders of Qwen's models: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen3.6.
+
+GELU is exact between merged patches, as in the models' code. libmtmd computes tanh GELU there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from llmrun.model.plan.elementary import Pairing, Rope, inverse_powers
+from llmrun.model.plan.ops.activations import Activation
+from llmrun.model.plan.twin import Value
+from llmrun.model.vision.encoder import Geometry, VisionEncoder
+from llmrun.model.vision.encoders.parts import EncoderWriter, grid_positions, square_groups, usual_activation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.shapes import AttentionShape
+    from llmrun.model.vision.projector import ProjectorFile
+
+_BASE = 10000.0  # of RoPE
+_WINDOW = 112  # side of a window, in pixels
+
+
+class _Qwen(VisionEncoder):
+    """What the models share: patches in the order of the squares that are merged, 2-D RoPE, and an MLP that merges.
+
+    merger_activation  the activation between merged patches
+    """
+
+    merger_activation: ClassVar[Activation] = Activation.GELU_ERF
+
+    def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
+        super().__init__(file, projector)
+        self.w = w = EncoderWriter(file, self.plan)
+        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
+        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
+        rope = _rope(w)
+        with w.stage("patches", self.patches) as gives:
+            # A still image is two equal frames of a video.
+            frames = w.patch_matrix("v.patch_embd.weight", self.patches.width, "v.patch_embd.weight.1")
+            gives.append(w.biased("v.patch_embd.bias", self.plan.linear(self.patches, frames)))
+        for layer in range(w.layers):
+            block, shape = f"v.blk.{layer}", self._shape(layer)
+            with w.stage(f"keys {layer}", self.x):
+                h = self._norm(f"{block}.ln1", self.x)
+                self.plan.store(w.keys(block, h), w.values(block, h), shape, rope)
+            with w.stage(f"layer {layer}", self.x) as gives:
+                q = w.queries(block, self._norm(f"{block}.ln1", self.x))
+                w.linear_add(f"{block}.attn_out", w.attended(q, rope, shape=shape), self.x)
+                self.plan.add(self._feed_forward(block, self._norm(f"{block}.ln2", self.x)), self.x)
+                gives.append(self.x)
+            self._after(layer)
+        with w.stage("norm", self.x) as gives:
+            gives.append(self._norm("v.post_ln", self.x))
+        merged = Value(w.width * self._merge**2)
+        with w.stage("embeddings", merged) as gives:
+            gives.append(self._merged_by("mm.0", "mm.2", merged))
+        self._read_others()
+        w.finish()
+
+    def _read_others(self) -> None:
+        """Read the tensors that no op uses."""
+
+    def _norm(self, name: str, x: Value) -> Value:
+        return self.w.layernorm(name, x)
+
+    def _feed_forward(self, block: str, h: Value) -> Value:
+        return self.w.mlp(block, h, usual_activation(self.w.file))
+
+    def _shape(self, layer: int) -> AttentionShape:
+        """Return which rows attend to each other in a layer."""
+        return self.w.shape
+
+    def _after(self, layer: int) -> None:
+        """Append the stages that follow a layer."""
+
+    def _merged_by(self, first: str, second: str, merged: Value) -> Value:
+        """Multiply merged rows by a matrix, and then, after an activation, by another one."""
+        made = self.plan.activate(self.w.linear(first, merged, self.w.rows_of(first)), self.merger_activation)
+        return self.w.linear(second, made, self.w.rows_of(second))
+
+    def geometry(self, columns: int, rows: int) -> Geometry:
+        patches = square_groups(columns, rows, self._merge).reshape(-1)
+        groups = np.arange(len(patches)).reshape(-1, self._merge**2)
+        return Geometry(patches, groups, positions=grid_positions(columns, rows)[patches])
+
+
+class Qwen2VLEncoder(_Qwen):
+    """Qwen2-VL."""
+
+    names = ("qwen2vl_merger",)
+
+
+class Qwen25VLEncoder(_Qwen):
+    """Qwen2.5-VL, whose layers see windows of the image, except for one in `n_wa_pattern` layers.
+
+    Rows are in the order of the windows, so that the rows of a window are adjacent.
+    """
+
+    names = ("qwen2.5vl_merger",)
+
+    def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
+        self._pattern = file.integer("clip.vision.n_wa_pattern", minimum=1)
+        sizes = projector.layouts.sizes
+        self._side = max(1, _WINDOW // sizes.unit)  # of a window, in merged patches
+        super().__init__(file, projector)
+
+    def _norm(self, name: str, x: Value) -> Value:
+        return self.w.rmsnorm(name, x)
+
+    def _feed_forward(self, block: str, h: Value) -> Value:
+        return self.w.gated(block, h, usual_activation(self.w.file))
+
+    def _shape(self, layer: int) -> AttentionShape:
+        return self._window_shape if (layer + 1) % self._pattern else self.w.shape
+
+    @property
+    def _window_shape(self) -> AttentionShape:
+        return self.w.shape_around((self._side * self._merge) ** 2 - 1)
+
+    def geometry(self, columns: int, rows: int) -> Geometry:
+        usual = super().geometry(columns, rows)
+        row, column = np.divmod(np.arange(len(usual.groups)), columns // self._merge)
+        in_windows = -(-columns // self._merge // self._side)
+        window = row // self._side * in_windows + column // self._side
+        order = np.argsort(window, kind="stable")  # the merged patches, window by window
+        patches = usual.patches.reshape(-1, self._merge**2)[order].reshape(-1)
+        groups = np.empty_like(usual.groups)
+        groups[order] = usual.groups
+        counts = self._merge**2 * np.bincount(window)
+        ends = np.cumsum(counts)
+        seen = np.repeat(np.stack([ends - counts, ends], axis=1), counts, axis=0).astype(np.int32)
+        positions = grid_positions(columns, rows)[patches]
+        return Geometry(patches, groups, positions=positions, seen={self._window_shape.reach: seen})
+
+
+class Qwen3VLEncoder(_Qwen):
+    """Qwen3-VL, Qwen3.5 and Qwen3.6, with learned positions. Qwen3-VL also merges the features after some layers."""
+
+    names = ("qwen3vl_merger",)
+
+    def _read_others(self) -> None:
+        positions = self.w.table("v.position_embd")
+        side = round(len(positions) ** 0.5)
+        self._positions = positions.reshape(side, side, -1)
+
+    def _after(self, layer: int) -> None:
+        name = f"v.deepstack.{layer}"
+        if f"{name}.fc1.weight" not in self.w.tensors:
+            return
+        merged = Value(self.w.width * self._merge**2)
+        with self.w.stage(f"deepstack {layer}", merged) as gives:
+            h = self.w.layernorm(f"{name}.norm", merged)
+            gives.append(self._merged_by(f"{name}.fc1", f"{name}.fc2", h))
+
+    def geometry(self, columns: int, rows: int) -> Geometry:
+        usual = super().geometry(columns, rows)
+        of_columns = _interpolated(self._positions, columns)
+        resized = _interpolated(of_columns.swapaxes(0, 1), rows).swapaxes(0, 1)  # float32[rows, columns, width]
+        added = resized.reshape(rows * columns, -1)[usual.patches]
+        return Geometry(usual.patches, usual.groups, added, positions=usual.positions)
+
+    def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
+        return np.concatenate([parts[-1], *parts[:-1]], axis=1)
+
+
+def _interpolated(table: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Resize the second axis of float32[n, positions, width] linearly, keeping its ends."""
+    last = table.shape[1] - 1
+    places = np.arange(count) * (last / max(1, count - 1))
+    low = np.minimum(places.astype(np.intp), last)
+    share = (places - low).astype(np.float32)[:, None]
+    high = np.minimum(low + 1, last)
+    resized: NDArray[np.float32] = table[:, low] * (np.float32(1) - share) + table[:, high] * share
+    return resized
+
+
+def _rope(w: EncoderWriter) -> Rope:
+    """Return the RoPE, which rotates the first half of the pairs by a patch's row, and the others by its column."""
+    if w.head_size % 4:
+        raise w.file.bad("clip.vision.attention.head_count", f"heads of {w.head_size} features cannot be rotated")
+    pairs = w.head_size // 4  # for each axis
+    return Rope(np.tile(inverse_powers(_BASE, pairs), 2), Pairing.NEOX, axes=np.repeat([1, 2], pairs))
