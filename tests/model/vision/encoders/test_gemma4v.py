@@ -17,8 +17,7 @@ from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import read_projector
 from llmrun.model.vision.reference import encode_exactly
 from tests.support.models.tiny_models import changed_copy
-from tests.support.vision import projectors
-from tests.support.vision.projectors import tiny_projector
+from tests.support.vision.projectors import WIDTH, tiny_projector
 from tests.support.vision.prompts import picture
 
 LIMITS = ("input_max", "input_min", "output_max", "output_min")
@@ -88,10 +87,9 @@ def test_standardization_is_optional_but_complete(tmp_path: Path) -> None:
         encoder(tiny_projector(tmp_path, "gemma4v", without=["v.std_bias"]))
 
 
-def test_heads_that_axes_cannot_divide_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projectors, "WIDTH", 72)
+def test_heads_that_axes_cannot_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadGGUF, match="must be a multiple of 4, not 18"):
-        encoder(tiny_projector(tmp_path, "gemma4v"))
+        encoder(tiny_projector(tmp_path, "gemma4v", width=72))
 
 
 def test_positions_differ_by_axis(tmp_path: Path) -> None:
@@ -99,7 +97,7 @@ def test_positions_differ_by_axis(tmp_path: Path) -> None:
     path = tiny_projector(tmp_path, "gemma4v")
     with open_gguf(path) as file:
         tensor = file.tensors["v.position_embd.weight"]
-        tables = np.frombuffer(file.read(tensor), np.float32).reshape(2, -1, projectors.WIDTH)
+        tables = np.frombuffer(file.read(tensor), np.float32).reshape(2, -1, WIDTH)
     added = encoder(path).geometry(6, 3).added
     assert added is not None
     assert np.array_equal(added.reshape(3, 6, -1)[2, 5], tables[0, 5] + tables[1, 2])

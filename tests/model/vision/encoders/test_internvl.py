@@ -16,12 +16,13 @@ from llmrun.model.vision.encoder import VisionEncoder
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import read_projector
 from llmrun.model.vision.reference import encode_exactly
-from tests.support.vision import projectors
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector
 from tests.support.vision.prompts import picture
 
 SIDE = 56
 LARGE = TINY_PROJECTORS["internvl"].layer.replace("ln1.bias:w ", "").replace("ln2.bias:w ", "")
+
+NORMS = " attn_q_norm:w attn_k_norm:w"
 
 
 def encoder(folder: Path, **fields: Any) -> VisionEncoder:
@@ -78,10 +79,9 @@ def test_norms_without_biases_are_rms_norms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 96])
-def test_queries_are_normalized_over_all_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_queries_are_normalized_over_all_heads(tmp_path: Path, width: int) -> None:
     """With a width of 96, heads of 24 features are padded to 32."""
-    monkeypatch.setattr(projectors, "WIDTH", width)
-    path = tiny_projector(tmp_path, "internvl", image_size=SIDE, layer=LARGE + " attn_q_norm:w attn_k_norm:w", layers=1)
+    path = tiny_projector(tmp_path, "internvl", image_size=SIDE, width=width, layer=LARGE + NORMS, layers=1)
     projector = read_projector(path)
     with open_gguf(path) as file:
         made = encoder_of(file, projector)

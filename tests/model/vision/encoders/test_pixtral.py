@@ -16,7 +16,6 @@ from llmrun.model.vision.encoder import VisionEncoder
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import read_projector
 from llmrun.model.vision.reference import encode_exactly
-from tests.support.vision import projectors
 from tests.support.vision.projectors import tiny_projector
 from tests.support.vision.prompts import picture
 
@@ -55,7 +54,6 @@ def test_gelu_is_exact(tmp_path: Path, keys: dict[str, bool], activation: Activa
     assert {op.activation for op in made.plan.ops if isinstance(op, Activate)} == {Activation.GELU_ERF}
 
 
-def test_heads_that_axes_cannot_divide_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projectors, "WIDTH", 72)
+def test_heads_that_axes_cannot_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadGGUF, match="must be a multiple of 4, not 18"):
-        encoder(tmp_path)
+        encoder(tmp_path, width=72)
