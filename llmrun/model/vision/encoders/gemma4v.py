@@ -67,10 +67,10 @@ class Gemma4TowerEncoder(VisionEncoder):
             with w.stage(f"keys {layer}", self.x):
                 h = w.rmsnorm(f"{block}.ln1", self.x)
                 values = w.headnorm(np.ones(w.head_size, np.float32), w.values(block, h))
-                plan.store(_normalized(w, f"{block}.attn_k_norm", w.keys(block, h)), values, w.shape, rope)
+                plan.store(_head_norm(w, f"{block}.attn_k_norm", w.keys(block, h)), values, w.shape, rope)
             with w.stage(f"layer {layer}", self.x) as gives:
                 h = w.rmsnorm(f"{block}.ln1", self.x)
-                q = _normalized(w, f"{block}.attn_q_norm", w.queries(block, h))
+                q = _head_norm(w, f"{block}.attn_q_norm", w.queries(block, h))
                 found = w.linear(f"{block}.attn_out", w.attended(q, rope, scale=1.0), w.width)
                 plan.add(w.rmsnorm(f"{block}.attn_post_norm", found), self.x)
                 made = w.gated(block, w.rmsnorm(f"{block}.ln2", self.x), Activation.GELU)
@@ -86,7 +86,7 @@ class Gemma4TowerEncoder(VisionEncoder):
             gives.append(w.linear("mm.input_projection", h, projector.row_width))
         w.tensors.leave_out("v.position_embd.weight")
         tables = vector(file, "v.position_embd.weight").reshape(2, -1, w.width)
-        # The tables have more positions than the largest image, which would take memory.
+        # The file has 10,240 positions for each axis, which would take 94 MB with 1152 features.
         self._tables = tables[:, : projector.most_rows * self._merge].copy()
         w.finish()
 
@@ -113,6 +113,6 @@ def _rope(w: EncoderWriter) -> Rope:
     return Rope(np.tile(inverse_powers(_BASE, pairs), 2), Pairing.NEOX, axes=np.repeat([2, 1], pairs))
 
 
-def _normalized(w: EncoderWriter, name: str, x: Value) -> Value:
-    """Apply the norm of queries or keys to each head."""
+def _head_norm(w: EncoderWriter, name: str, x: Value) -> Value:
+    """Apply the norm of queries or keys, whose features are in the order of the RoPE, to each head."""
     return w.headnorm(w.tensors.vector(f"{name}.weight", w.head_size)[w.order], x)

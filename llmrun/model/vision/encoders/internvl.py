@@ -44,10 +44,10 @@ class InternVLEncoder(VisionEncoder):
             norm = w.layernorm if f"{block}.ln1.bias" in w.tensors else w.rmsnorm
             with w.stage(f"keys {layer}", self.x):
                 h = norm(f"{block}.ln1", self.x)
-                k = _normalized(w, f"{block}.attn_k_norm", w.keys(block, h))
+                k = _norm_of_heads(w, f"{block}.attn_k_norm", w.keys(block, h))
                 plan.store(k, w.values(block, h), w.shape, None)
             with w.stage(f"layer {layer}", self.x) as gives:
-                q = _normalized(w, f"{block}.attn_q_norm", w.queries(block, norm(f"{block}.ln1", self.x)))
+                q = _norm_of_heads(w, f"{block}.attn_q_norm", w.queries(block, norm(f"{block}.ln1", self.x)))
                 found = w.linear(f"{block}.attn_out", w.attended(q), w.width)
                 plan.add(_scaled(w, f"{block}.ls1", found), self.x)
                 made = w.mlp(block, norm(f"{block}.ln2", self.x), self.activation)
@@ -68,7 +68,7 @@ class InternVLEncoder(VisionEncoder):
         return Geometry(np.arange(columns * rows), groups, self._added, leading=1)
 
 
-def _normalized(w: EncoderWriter, name: str, x: Value) -> Value:
+def _norm_of_heads(w: EncoderWriter, name: str, x: Value) -> Value:
     """Normalize the queries or keys of all heads together, if the file has weights for that."""
     weight = w.tensors.optional_vector(f"{name}.weight", w.width)
     return x if weight is None else w.norm_of_heads(weight, x)
