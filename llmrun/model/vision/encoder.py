@@ -37,7 +37,8 @@ class Geometry:
 
     patches    intp[patches], the patch of each row, counted row by row from the top left corner of the image
     groups     intp[embeddings, k], the rows that become each row of embeddings
-    added      float32[rows, width], added to the embedded patches, such as learned positions; or None
+    added      returns what is added to the embedded patches of some rows, such as learned positions, as float32[rows,
+               width]; or None. Positions of all rows would take as much memory as the features
     leading    the number of rows before those of the patches, such as a class token, which are only in `added`
     positions  int32[rows, 3], the positions that the axes of `Rope` select; or None without RoPE
     seen       int32[rows, 2], the first row that each row attends to, and the one after the last, for each reach in
@@ -46,7 +47,7 @@ class Geometry:
 
     patches: NDArray[np.intp]
     groups: NDArray[np.intp]
-    added: NDArray[np.float32] | None = None
+    added: Callable[[slice], NDArray[np.float32]] | None = None
     leading: int = 0
     positions: NDArray[np.int32] | None = None
     seen: Mapping[Reach, NDArray[np.int32]] = field(default_factory=dict)
@@ -139,7 +140,7 @@ def encoding(
     pixels = encoder.pixels_of(image, geometry)
     x = np.zeros((geometry.rows, encoder.x.width), np.float32)
     if geometry.added is not None and geometry.leading:
-        x[: geometry.leading] = geometry.added[: geometry.leading]
+        x[: geometry.leading] = geometry.added(slice(geometry.leading))
     parts: list[NDArray[np.float32]] = []
     for stage in encoder.plan.stages:
         count = rows_of_stage(encoder, stage, geometry)
@@ -152,7 +153,7 @@ def encoding(
                 to = slice(geometry.leading + tile.start, geometry.leading + tile.stop)
                 x[to] = run(stage, encoder.normalized(pixels[tile]), tile, geometry)
                 if geometry.added is not None:
-                    x[to] += geometry.added[to]
+                    x[to] += geometry.added(to)
             elif stage.takes is encoder.x:
                 made = run(stage, x[tile], tile, geometry)
                 if stage.gives is not None:

@@ -230,7 +230,7 @@ def compared(
 def _started(geometry: Geometry, patches: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the features before the first layer, for the embedded patches."""
     started = np.concatenate([np.zeros((geometry.leading, patches.shape[1]), np.float32), patches])
-    return started if geometry.added is None else started + geometry.added
+    return started if geometry.added is None else started + geometry.added(slice(None))
 
 
 # --- numbers ---

@@ -91,10 +91,14 @@ class Gemma4TowerEncoder(VisionEncoder):
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        of_columns, of_rows = self._tables[0, :columns], self._tables[1, :rows]
-        added = (of_columns + of_rows[:, None]).reshape(-1, self.x.width)
+        patches, (of_columns, of_rows) = np.arange(columns * rows), self._tables
+
+        def added(rows: slice) -> NDArray[np.float32]:
+            found: NDArray[np.float32] = of_columns[patches[rows] % columns] + of_rows[patches[rows] // columns]
+            return found
+
         groups = square_groups(columns, rows, self._merge)
-        return Geometry(np.arange(columns * rows), groups, added, positions=grid_positions(columns, rows))
+        return Geometry(patches, groups, added, positions=grid_positions(columns, rows))
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
         return averaged(x, groups) * np.float32(sqrt(self.x.width))

@@ -65,7 +65,7 @@ class InternVLEncoder(VisionEncoder):
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         groups = square_groups(columns, rows, self._merge, first=1)
-        return Geometry(np.arange(columns * rows), groups, self._added, leading=1)
+        return Geometry(np.arange(columns * rows), groups, self._added.__getitem__, leading=1)
 
 
 def _norm_of_heads(w: EncoderWriter, name: str, x: Value) -> Value:

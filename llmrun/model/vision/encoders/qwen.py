@@ -1,6 +1,7 @@
 """The encoders of Qwen's models: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen3.6.
 
-GELU is exact between merged patches, as in the models' code. libmtmd computes tanh GELU there.
+GELU is exact between the two matrices that merge patches, also in deepstack, as in the models' code. libmtmd computes
+tanh GELU there.
 """
 
 from __future__ import annotations
@@ -162,24 +163,29 @@ class Qwen3VLEncoder(_Qwen):
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         usual = super().geometry(columns, rows)
-        of_columns = _interpolated(self._positions, columns)
-        resized = _interpolated(of_columns.swapaxes(0, 1), rows).swapaxes(0, 1)  # float32[rows, columns, width]
-        added = resized.reshape(rows * columns, -1)[usual.patches]
+        low, high, share = _neighbours(self._positions.shape[1], columns)
+        of_columns = self._positions[:, low] * (np.float32(1) - share) + self._positions[:, high] * share
+        low, high, share = _neighbours(len(self._positions), rows)
+
+        def added(tile: slice) -> NDArray[np.float32]:
+            row, column = np.divmod(usual.patches[tile], columns)
+            found: NDArray[np.float32] = of_columns[low[row], column] * (np.float32(1) - share[row])
+            return found + of_columns[high[row], column] * share[row]
+
         return Geometry(usual.patches, usual.groups, added, positions=usual.positions)
 
     def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
         return np.concatenate([parts[-1], *parts[:-1]], axis=1)
 
 
-def _interpolated(table: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Resize the second axis of float32[n, positions, width] linearly, keeping its ends."""
-    last = table.shape[1] - 1
-    places = np.arange(count) * (last / max(1, count - 1))
-    low = np.minimum(places.astype(np.intp), last)
-    share = (places - low).astype(np.float32)[:, None]
-    high = np.minimum(low + 1, last)
-    resized: NDArray[np.float32] = table[:, low] * (np.float32(1) - share) + table[:, high] * share
-    return resized
+def _neighbours(size: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Return how `count` numbers are interpolated linearly between `size` numbers, whose ends stay the ends.
+
+    Returns intp[count] of the numbers before and after, and float32[count, 1], the weights of those after.
+    """
+    places = np.arange(count) * ((size - 1) / max(1, count - 1))
+    low = np.minimum(places.astype(np.intp), size - 1)
+    return low, np.minimum(low + 1, size - 1), (places - low).astype(np.float32)[:, None]
 
 
 def _rope(w: EncoderWriter) -> Rope:

@@ -54,7 +54,9 @@ class _Siglip(VisionEncoder):
         """Append the stage that turns merged rows into embeddings."""
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), self._positions)
+        return Geometry(
+            np.arange(columns * rows), square_groups(columns, rows, self._merge), self._positions.__getitem__
+        )
 
 
 class Gemma3Encoder(_Siglip):
@@ -98,7 +100,7 @@ class Lfm2Encoder(_Siglip):
     def geometry(self, columns: int, rows: int) -> Geometry:
         side = isqrt(len(self._positions))
         positions = resized(self._positions.reshape(side, side, -1), rows, columns).reshape(rows * columns, -1)
-        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), positions)
+        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), positions.__getitem__)
 
 
 def resized(table: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:

@@ -11,6 +11,8 @@ from llmrun.model.vision.encoder import Geometry, VisionEncoder
 from llmrun.model.vision.encoders.parts import EncoderWriter
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.projector import ProjectorFile
 
@@ -40,5 +42,9 @@ class UnifiedEncoder(VisionEncoder):
     def geometry(self, columns: int, rows: int) -> Geometry:
         patches = np.arange(columns * rows)
         of_columns, of_rows = self._by_axis
-        positions = of_columns[patches % columns] + of_rows[patches // columns]
+
+        def positions(rows: slice) -> NDArray[np.float32]:
+            found: NDArray[np.float32] = of_columns[patches[rows] % columns] + of_rows[patches[rows] // columns]
+            return found
+
         return Geometry(patches, patches[:, None], positions)

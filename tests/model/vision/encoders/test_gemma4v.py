@@ -100,4 +100,4 @@ def test_positions_differ_by_axis(tmp_path: Path) -> None:
         tables = np.frombuffer(file.read(tensor), np.float32).reshape(2, -1, WIDTH)
     added = encoder(path).geometry(6, 3).added
     assert added is not None
-    assert np.array_equal(added.reshape(3, 6, -1)[2, 5], tables[0, 5] + tables[1, 2])
+    assert np.array_equal(added(slice(None)).reshape(3, 6, -1)[2, 5], tables[0, 5] + tables[1, 2])
