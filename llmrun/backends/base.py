@@ -403,6 +403,10 @@ class Vision(Protocol):
     def projector(self) -> Projector:
         """The projector, as the header of its file describes it."""
 
+    @property
+    def runs_apart(self) -> bool:
+        """True if the encoder has a process of its own, which also works between the calls of `Encoding.advance`."""
+
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> Encoding:
         """Begin to encode an image. At most one image is being encoded at a time.
 

@@ -66,6 +66,10 @@ class ScriptedProjector(Struct, frozen=True):
     end      the text after an image, which may be empty
     encode_seconds  how long encoding an image takes
     encode_looks  how often the engine finds an image unfinished before it is encoded
+    encode_tiles  how many tiles of rows an image has for an encoder in the engine's thread, or 0 for an encoder with a
+             process of its own
+    tile_seconds  how long encoding such a tile takes
+    expected_seconds  the forecast for an image, or 0 for none
     error    a message with which every encoding fails
     weight_bytes, memory_bytes  as in Projector
     """
@@ -81,6 +85,9 @@ class ScriptedProjector(Struct, frozen=True):
     end: str = END_IMAGE
     encode_seconds: float = 0.0
     encode_looks: int = 0
+    encode_tiles: int = 0
+    tile_seconds: float = 0.0
+    expected_seconds: float = 0.0
     error: str = ""
     weight_bytes: int = 0
     memory_bytes: int = 0
@@ -122,6 +129,13 @@ class ScriptedVision:
         self.begun: list[ScriptedEncoding] = []
         self.encoded: list[ImageLayout] = []
 
+    @property
+    def runs_apart(self) -> bool:
+        return not self.projector.encode_tiles
+
+    def expected_seconds(self, layout: ImageLayout) -> float | None:
+        return self.projector.expected_seconds or None
+
     def close(self) -> None:
         """Do nothing, because there is no process."""
 
@@ -140,6 +154,7 @@ class ScriptedEncoding:
     """An image that a scripted encoder encodes.
 
     waited         how many seconds the engine was ready to wait for the image in all
+    n_tiles        how many tiles of rows are encoded
     is_cancelled   True after `cancel`
     has_ended      True after the rows or an error
     """
@@ -147,14 +162,23 @@ class ScriptedEncoding:
     def __init__(self, vision: ScriptedVision, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> None:
         self._vision, self._tiles, self._layout = vision, tiles, layout
         self._looks, self._end = vision.projector.encode_looks, time.monotonic() + vision.projector.encode_seconds
-        self.waited = 0.0
+        self.waited, self.n_tiles = 0.0, 0
         self.is_cancelled = self.has_ended = False
+
+    @property
+    def progress(self) -> float:
+        return self.n_tiles / max(self._vision.projector.encode_tiles, 1)
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
         self.waited += seconds
         if self.is_cancelled:
             self.has_ended = True
             raise Cancelled("stopped in the middle of an image")
+        if self._vision.projector.encode_tiles:
+            time.sleep(self._vision.projector.tile_seconds)
+            self.n_tiles += 1
+            if self.n_tiles < self._vision.projector.encode_tiles:
+                return None
         if self._looks > 0 or time.monotonic() + seconds < self._end:
             self._looks -= 1
             time.sleep(seconds)
@@ -169,6 +193,7 @@ class ScriptedEncoding:
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        self.has_ended |= not self._vision.runs_apart
 
 
 def _rows_of(tile: NDArray[np.uint8], piece: Rows) -> NDArray[np.float32]:

@@ -160,6 +160,11 @@ def format_seconds_roughly(seconds: float) -> str:
     return f"{round(seconds) // 60:,} min {round(seconds) % 60:02d} s"
 
 
+def format_expected(seconds: float) -> str:
+    """Format a predicted duration: about 12 s, about 4 min."""
+    return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in words, such as "5 minutes", in the largest unit that divides the duration."""
     for size, unit in ((3600, "hour"), (60, "minute")):

@@ -368,18 +368,19 @@ class Engine:
         an image is encoded, the step only waits for the image for a moment. If the backend raises an error other than
         KVFull or Cancelled, the requests in that pass are dropped.
         """
+        last_cancel = self._last_cancel
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
-        events += self._advance_images()
+        events += self._advance_images(last_cancel)
         encoder = self.image_encoder
         waiting = [] if encoder is None else encoder.waiting
-        work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
-        if begun := begun_by(work, waiting):
-            self._on_begin(begun)
+        sliced_s = 0.0 if encoder is None else encoder.sliced_s
+        work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room(), sliced_s)
+        self._begin(work, waiting)
         if not work and waiting:
-            embeds = self._embedder is not None and not self._embedder.idle
-            return events + self._advance_images(_BRIEF_WAIT_S if embeds else _WAIT_S)
+            wait_s = _BRIEF_WAIT_S if self._embeds else _WAIT_S
+            return events if sliced_s else events + self._advance_images(last_cancel, wait_s)
         if not work:
             return events + (requests.make_room() if requests.running else [])
         is_disturbed = encoder is not None and encoder.is_working
@@ -411,24 +412,60 @@ class Engine:
         requests.retire()
         return events
 
-    def _advance_images(self, wait_s: float = 0.0) -> list[Event]:
-        """Advance the encoding of images, whose errors end only the requests that need the image."""
+    def _begin(self, work: Sequence[Work], waiting: Sequence[Answer]) -> None:
+        if begun := begun_by(work, waiting):
+            self._on_begin(begun)
+
+    @property
+    def _embeds(self) -> bool:
+        """True if texts are being embedded between steps."""
+        return self._embedder is not None and not self._embedder.idle
+
+    def _advance_images(self, last_cancel: int, wait_s: float = 0.0) -> list[Event]:
+        """Advance the encoding of images, whose errors end only the requests that need the image.
+
+        last_cancel  the cancel counter at the beginning of the step
+        wait_s       how long to wait for images if nothing else can run
+        """
         if self.image_encoder is None:
             return []
-        failed = self.image_encoder.advance(self._requests.running, wait_s)
+        from llmrun.engine.image_encoder import Slice
+
+        running, queued = self._requests.running, self._requests.waiting
+        n_queued, embeds = len(queued), self._embeds
+
+        def is_awaited() -> bool:
+            is_cancelled = self._last_cancel != last_cancel or bool(self._cancel_wishes)
+            return is_cancelled or len(queued) != n_queued or self._embeds != embeds
+
+        seconds = self._scheduler.encoding_seconds(running, embeds=embeds)
+        within = Slice(seconds, wait_s, is_awaited, lambda answers: self._begin((), answers))
+        failed = self.image_encoder.advance(running, within)
         events: list[Event] = [answer.fail(error) for answer, error in failed]
         if events:
             self._requests.retire()
         return events
 
     def prefill_progress(self) -> list[PrefillProgress]:
-        """Return the expected progress of the prompts in the running pass, if any. Thread-safe."""
-        if (running := self._in_progress) is None:
-            return []
-        work, seconds = running[0], time.perf_counter() - running[1]
-        events = self._scheduler.expected_progress(work, seconds)
-        left = self._requests.left((work, seconds)) if events else {}
-        return [structs.replace(event, left_s=left.get(event.request_id)) for event in events]
+        """Return the progress of the prompts whose images are read, and the expected progress of those in the running
+        pass. Thread-safe."""
+        found = {} if self.image_encoder is None else self._image_progress(self.image_encoder)
+        if (running := self._in_progress) is not None:
+            work, seconds = running[0], time.perf_counter() - running[1]
+            events = self._scheduler.expected_progress(work, seconds)
+            left = self._requests.left((work, seconds)) if events else {}
+            for event in events:
+                found.setdefault(event.request_id, structs.replace(event, left_s=left.get(event.request_id)))
+        return [*found.values()]
+
+    def _image_progress(self, encoder: ImageEncoder) -> dict[int, PrefillProgress]:
+        found = {}
+        for answer, slot in list(self._requests.running.items()):
+            depth = len(slot.tokens)
+            if (image := encoder.progress(answer, depth)) is not None:
+                known = answer.prompt_tokens, answer.cached_tokens or 0
+                found[answer.request_id] = PrefillProgress(answer.request_id, depth, *known, image=image)
+        return found
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.
@@ -447,7 +484,7 @@ class Engine:
                     yield event
         finally:
             self._requests.drop_all()
-            self._advance_images()  # stops the encoding
+            self._advance_images(self._last_cancel)  # stops the encoding
 
     def _end_cancelled(self) -> list[Event]:
         wishes = self._cancel_wishes.copy()

@@ -1,17 +1,24 @@
-"""Decodes and encodes the images of requests while steps run, and keeps the embeddings of recent images."""
+"""Decodes and encodes the images of requests during or between steps, and keeps the embeddings of recent images.
+
+Some encoders have a process of their own, which works during the steps. Others encode an image in the engine's thread,
+in slices of at least one tile of rows, which take turns with the steps (`Scheduler.encoding_seconds`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import structs
+
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.engine.costs import MOST_ROWS
+from llmrun.engine.requests import ImageProgress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +32,10 @@ if TYPE_CHECKING:
     from llmrun.model.vision.layout import Projector
 
 _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
-_LEARNT: Final = 0.3  # the weight of the last image in the time per row
+_LEARNT: Final = 0.3  # the weight of the last image in the pace
 _LOOK_S: Final = 0.01  # interval between the attempts of `close` to stop the decoder
+_LONG_S: Final = 5.0  # reading images of a prompt for this long is worth a forecast
+_TELLING: Final = 0.1  # from this fraction of an image on, the time so far predicts the rest
 
 
 Key = tuple[str, bytes]  # the scope of a request's prefixes, and `PromptImage.key`
@@ -94,18 +103,20 @@ class _Job:
 
     tiles     the decoded tiles
     encoding  the work of the encoder, or None while it does not work on this image
+    decode_s  how long decoding took
+    sliced_s  how long the engine's thread has worked on the encoding
     """
 
     def __init__(self, image: PromptImage, decoder: ImageDecoder, threads: Executor) -> None:
         self.image = image
         self.tiles: Future[list[NDArray[np.uint8]]] = threads.submit(self._decoded, decoder)
         self.encoding: Encoding | None = None
-        self._decode_s = self._began = 0.0  # how long decoding took, and when the encoding began
+        self.decode_s = self.sliced_s = self._began = 0.0
 
     def _decoded(self, decoder: ImageDecoder) -> list[NDArray[np.uint8]]:
         began = time.perf_counter()
         tiles = decoder.tiles(self.image.data, self.image.layout.scaled, self.image.name).tiles
-        self._decode_s = time.perf_counter() - began
+        self.decode_s = time.perf_counter() - began
         return tiles
 
     def begin(self, vision: Vision) -> Encoding:
@@ -116,9 +127,13 @@ class _Job:
         return self.encoding
 
     @property
-    def seconds(self) -> float:
-        """How long the image has been decoded and encoded so far, without the time between the two."""
-        return self._decode_s + time.perf_counter() - self._began
+    def elapsed_s(self) -> float:
+        """The seconds since the encoding began."""
+        return time.perf_counter() - self._began
+
+    def encode_s(self, vision: Vision) -> float:
+        """Return how long the image has been encoded, without steps in the same thread."""
+        return self.elapsed_s if vision.runs_apart else self.sliced_s
 
     def stop(self, decoder: ImageDecoder) -> None:
         """Stop decoding or encoding soon."""
@@ -128,20 +143,39 @@ class _Job:
             decoder.kill()
 
 
+class Slice(NamedTuple):
+    """How long an encoding may occupy the engine's thread before the next step, or wait for another process.
+
+    seconds     the time for encoding in this thread. Longer slices shorten later ones
+    wait_s      the time to wait for the decoder and for an encoder with a process of its own
+    is_awaited  returns whether the engine has something else to do, so that the slice must end after its current tile
+    on_begin    called before an image is encoded in this thread, with the requests that need it
+    """
+
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    is_awaited: Callable[[], bool] = lambda: True
+    on_begin: Callable[[Sequence[Answer]], None] = lambda answers: None
+
+
 class ImageEncoder:
     """Encodes the images of the running requests.
 
-    waiting      the running requests whose next row belongs to an image that is not encoded yet
-    row_seconds  how long a row of an image takes, or 0 until an image was encoded
+    waiting   the running requests whose next row belongs to an image that is not encoded yet
+    sliced_s  how long the last call of `advance` encoded in this thread
     """
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
         self._jobs: dict[Key, _Job] = {}
         self._looked = 0.0  # since when the requests in `waiting` wait, not counting earlier calls of `advance`
+        self._owed_s = 0.0  # how much longer than allowed the last slices were
+        # How long encodings take relative to their forecasts or, without forecasts, in seconds per row; 0 until an
+        # image was encoded.
+        self._pace = 0.0
         self.recent = RecentRows()
         self.waiting: list[Answer] = []
-        self.row_seconds = 0.0
+        self.sliced_s = 0.0
 
     @property
     def projector(self) -> Projector:
@@ -158,28 +192,31 @@ class ImageEncoder:
     def _threads(self) -> Executor:
         return ThreadPoolExecutor(1, "decoding")  # an image of 64 megapixels takes ten seconds
 
-    def advance(self, running: Mapping[Answer, Slot], wait_s: float = 0.0) -> list[tuple[Answer, LlmrunError]]:
+    def advance(self, running: Mapping[Answer, Slot], within: Slice) -> list[tuple[Answer, LlmrunError]]:
         """Decode the next images, encode one of them, supply its rows if they are complete, and begin the next one.
 
         Work on images that no request needs any more is stopped.
 
-        wait_s  how long to wait for the image
         Returns the requests whose image cannot be decoded or encoded, and the errors.
         """
         self._count_waits()
+        self.sliced_s = 0.0
         needs = sorted(self._needs(running), key=lambda need: (not need.is_near, need.rank))
         self._stop_all_but({need.key for need in needs})
         self._decode(needs)
         failed: list[tuple[Answer, LlmrunError]] = []
-        if self._current(needs) is None and wait_s:
-            wait(self._decoding, wait_s)
+        if self._current(needs) is None and within.wait_s:
+            wait(self._decoding, within.wait_s)
         is_idle = False  # True once the encoder has completed an image
         while (key := self._current(needs)) is not None:
             job = self._jobs[key]
             asking = [need for need in needs if need.key == key]
             try:
-                encoding = job.begin(self._vision)
-                if is_idle or (rows := encoding.advance(wait_s)) is None:
+                if is_idle:
+                    if self._vision.runs_apart:
+                        job.begin(self._vision)
+                    break
+                if (rows := self._encoded(job, asking, within)) is None:
                     break
                 self._supply(key, rows, asking)
                 is_idle = True
@@ -196,6 +233,34 @@ class ImageEncoder:
             answer for answer, slot in running.items() if answer.lacks_image(len(slot.tokens)) and answer not in over
         ]
         return failed
+
+    def _encoded(self, job: _Job, asking: Sequence[_Need], within: Slice) -> NDArray[np.float32] | None:
+        """Encode the next tiles of an image, or look for its rows. Returns the rows if they are complete."""
+        if self._vision.runs_apart:
+            return job.begin(self._vision).advance(within.wait_s)
+        allowed_s = within.seconds - self._owed_s
+        self._owed_s = max(-allowed_s, 0.0)
+        if allowed_s <= 0:
+            return None
+        if job.encoding is None:
+            within.on_begin([need.answer for need in asking])
+        began = time.perf_counter()
+        try:
+            encoding = job.begin(self._vision)
+            while True:
+                tile_began = time.perf_counter()
+                rows = encoding.advance(0.0)
+                ended = time.perf_counter()
+                next_end = ended + (ended - tile_began)
+                if rows is not None or next_end - began > allowed_s or within.is_awaited():
+                    return rows
+        finally:
+            self.sliced_s = time.perf_counter() - began
+            self._owed_s = max(self.sliced_s - allowed_s, 0.0)
+            job.sliced_s += self.sliced_s
+            for need in asking:
+                if need.answer not in self.waiting and need.answer.prefill_started is not None:
+                    need.answer.image_wait_s += self.sliced_s
 
     def _count_waits(self) -> None:
         """Count the time since the last call for the requests that have waited since then."""
@@ -223,13 +288,15 @@ class ImageEncoder:
         for key, job in list(self._jobs.items()):
             if key not in needed:
                 job.stop(self._decoder)
-                if job.encoding is None:  # otherwise, the encoder is not ready for another image
+                # A separate encoder that still works on the image is not ready for another one.
+                if job.encoding is None or not self._vision.runs_apart:
                     del self._jobs[key]
 
     @property
     def is_working(self) -> bool:
-        """True if an image is being decoded or encoded, which slows down steps."""
-        return any(job.encoding is not None for job in self._jobs.values()) or bool(self._decoding)
+        """True if an image is being decoded or encoded during steps, which slows them down."""
+        encodes = self._vision.runs_apart and any(job.encoding is not None for job in self._jobs.values())
+        return encodes or bool(self._decoding)
 
     @property
     def _decoding(self) -> list[Future[list[NDArray[np.uint8]]]]:
@@ -252,23 +319,73 @@ class ImageEncoder:
     def _supply(self, key: Key, rows: NDArray[np.float32], asking: Sequence[_Need]) -> None:
         """Give the rows of an image to the requests that need it. The first of them is said to have encoded it."""
         job = self._jobs.pop(key)
-        seconds = job.seconds
+        seconds = job.encode_s(self._vision)
         for need in asking:
             need.images.rows[need.number] = rows
         if asking:
-            asking[0].answer.encode_s += seconds
+            asking[0].answer.encode_s += job.decode_s + seconds
             asking[0].answer.encoded_images += 1
         self.recent.add(key[0], job.image, rows)
-        weight = _LEARNT if self.row_seconds else 1.0
-        self.row_seconds += weight * (seconds / job.image.layout.rows - self.row_seconds)
+        weight = _LEARNT if self._pace else 1.0
+        forecast = self._vision.expected_seconds(job.image.layout)
+        self._pace += weight * (seconds / (forecast or job.image.layout.rows) - self._pace)
+
+    def _expected_s(self, image: PromptImage) -> float:
+        """Return how long encoding an image will probably take, or 0 if unknown."""
+        if forecast := self._vision.expected_seconds(image.layout):
+            return forecast * (self._pace or 1.0)
+        return image.layout.rows * self._pace
+
+    def _left_s(self, job: _Job) -> tuple[float, float]:
+        """Return the fraction of an image that is encoded, and the seconds until its end, or 0 if unknown."""
+        expected = self._expected_s(job.image)
+        if (encoding := job.encoding) is None:
+            return 0.0, expected
+        if share := encoding.progress:
+            whole = job.elapsed_s / share if share >= _TELLING else expected
+            return share, whole * (1 - share)
+        return (min(job.elapsed_s / expected, 0.99), max(expected - job.elapsed_s, 0.0)) if expected else (0.0, 0.0)
+
+    def progress(self, answer: Answer, depth: int) -> ImageProgress | None:
+        """Return the progress of the next image of a prompt, or None if no image is being read. Thread-safe.
+
+        depth  the number of tokens in the request's slot
+        """
+        if (images := answer.images) is None or not (unknown := self._unknown(answer, depth)):
+            return None
+        jobs, keys = dict(self._jobs), [(answer.prefix_scope, images.images[index].key) for index in unknown]
+        if keys[0] not in jobs and not answer.lacks_image(depth):
+            return None
+        now = ImageProgress(unknown[0] + 1, len(images.images))
+        # Images of other requests that are being encoded come first.
+        others = [job for key, job in jobs.items() if job.encoding is not None and key not in keys]
+        own = [
+            self._left_s(jobs[key]) if key in jobs else (0.0, self._expected_s(images.images[index]))
+            for index, key in zip(unknown, keys, strict=True)
+        ]
+        left = [seconds for _, seconds in own] + [self._left_s(job)[1] for job in others]
+        elapsed = sum(jobs[key].elapsed_s for key in keys if key in jobs and jobs[key].encoding is not None)
+        if not all(left) or sum(left) + elapsed <= _LONG_S:
+            return now
+        return structs.replace(now, share=own[0][0], left_s=sum(left))
+
+    def _unknown(self, answer: Answer, depth: int) -> list[int]:
+        """Return the indexes of the images after a position of a prompt whose rows are not known. Thread-safe."""
+        if (images := answer.images) is None:
+            return []
+        scope, missing = answer.prefix_scope, images.missing(depth)
+        return [index for index in missing if not self.recent.knows(scope, images.images[index])]
 
     def expected_seconds(self, answer: Answer, depth: int) -> Mapping[Hashable, float]:
         """Return how long encoding each image after a position of a prompt will probably take. Thread-safe."""
-        if (images := answer.images) is None or not self.row_seconds:
-            return {}
-        scope, missing = answer.prefix_scope, [images.images[index] for index in images.missing(depth)]
-        unknown = [image for image in missing if not self.recent.knows(scope, image)]
-        return {(scope, image.key): self.row_seconds * image.layout.rows for image in unknown}
+        found: dict[Hashable, float] = {}
+        for index in self._unknown(answer, depth) if answer.images is not None else ():
+            image = answer.images.images[index]
+            key = answer.prefix_scope, image.key
+            job = self._jobs.get(key)
+            if seconds := self._expected_s(image) if job is None else self._left_s(job)[1]:
+                found[key] = seconds
+        return found
 
     def close(self) -> None:
         """Stop all work, and end the process that decodes images. Idempotent."""

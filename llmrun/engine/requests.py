@@ -6,13 +6,15 @@ Servers report the facts about a model to clients, and use these facts to parse 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field, structs
 
+from llmrun.base.amounts import format_expected
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import IMAGE_ROW, FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.engine.constraint.base import ResponseFormat
@@ -271,12 +273,52 @@ class TokenLogprobs(Portable, frozen=True):
     top: tuple[TokenLogprob, ...]
 
 
+class ImageProgress(Portable, frozen=True):
+    """The progress of the image that a prompt needs next.
+
+    number  the number of the image in the prompt, from 1
+    count   the number of images in the prompt
+    share   the fraction of this image that is encoded, or 0 if unknown
+    left_s  the predicted seconds until all images of the prompt are encoded, or None if unknown or not worth mentioning
+    """
+
+    number: int
+    count: int
+    share: float = 0.0
+    left_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The progress for people, such as "reading image 1 of 3: 40%, about 7 s left"."""
+        image = "the image" if self.count == 1 else f"image {self.number} of {self.count}"
+        if self.left_s is None:
+            return f"reading {image}"
+        expected = format_expected(self.left_s)
+        return f"reading {image}: {self.share:.0%}, {expected} left" if self.share else f"reading {image}, {expected}"
+
+    @classmethod
+    def parse(cls, words: str) -> ImageProgress | None:
+        """Return the progress that `words` describe, which may come from a server, or None."""
+        if (found := _READING.fullmatch(words)) is None:
+            return None
+        number, count, percent, left, unit = found.groups()
+        left_s = None if left is None else int(left) * (60.0 if unit == "min" else 1.0)
+        return cls(int(number or 1), int(count or 1), int(percent or 0) / 100, left_s)
+
+
+_READING: Final = re.compile(
+    r"reading (?:the image|image ([0-9]{1,3}) of ([0-9]{1,3}))"
+    r"(?:(?:: ([0-9]{1,3})%)?, about ([0-9]{1,6}) (s|min)(?: left)?)?"
+)
+
+
 class PrefillProgress(Portable, frozen=True):
     """The progress of a prompt: the KV cache contains `done` of its `total` tokens, including reused tokens.
 
     `total` is 0 if the server reports only that the answer has not started yet. `cached` is the number of tokens that
     were in the cache before the request began. `left_s` is the predicted number of seconds until the first token; only
-    events from `prefill_progress` have it, and only once the costs of steps are known.
+    events from `prefill_progress` have it, and only once the costs of steps are known. `image` is set while the prompt
+    needs an image that is being encoded; only events from `prefill_progress` have it.
     """
 
     request_id: int
@@ -284,6 +326,7 @@ class PrefillProgress(Portable, frozen=True):
     total: int
     cached: int = 0
     left_s: float | None = None
+    image: ImageProgress | None = None
 
 
 class PromptDelta(Portable, frozen=True):

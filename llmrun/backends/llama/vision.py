@@ -39,6 +39,7 @@ class LlamaVision:
     """
 
     on_gpu = False
+    runs_apart = True
 
     def __init__(self, model: Path, projector: ProjectorFile, threads: int) -> None:
         """Start the process, which does not load the projector yet. Raises LlmrunError.
@@ -109,6 +110,9 @@ class LlamaVision:
         self._encoding = LlamaEncoding(self, tiles, layout, self._encoding)
         return self._encoding
 
+    def expected_seconds(self, layout: ImageLayout) -> None:
+        """Return None, because libmtmd's speed is unknown until it has encoded an image."""
+
     def encode(self, tile: NDArray[np.uint8], rows: int, is_cancelled: Callable[[], bool]) -> NDArray[np.float32]:
         """Return the rows of one tile, float32[rows, row width]. Only one thread at a time may call this method.
 
@@ -172,6 +176,8 @@ class LlamaVision:
 
 class LlamaEncoding(Thread):
     """An Encoding. The thread sends one tile after the other to the encoder's process."""
+
+    progress = 0.0  # libmtmd does not report its progress
 
     def __init__(
         self,

@@ -455,6 +455,7 @@ class Room:
 # Longer steps make those answers stutter; shorter steps delay the first tokens of other answers.
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
+_LONGEST_WAIT_S: Final = 0.3  # for a token of an answer while images are encoded in the engine's thread
 # The longest steps without answers in progress: for a single request, and with several requests. Requests that arrive
 # during a step wait until the step ends. At a depth of 30,000 tokens, MOST_ROWS rows of a 1.5B model take 4 to 10 s on
 # two cores.
@@ -537,16 +538,22 @@ class Scheduler:
         self._speculation = speculation
         self._by_seconds = by_seconds
         self._step = 0
+        self._sliced_s = 0.0
         self.costs = costs
 
-    def pick(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
+    def pick(
+        self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room, sliced_s: float = 0.0
+    ) -> list[Work]:
         """Choose the next tokens of each running request: tokens of an answer and a draft, or a chunk of a prompt.
 
         Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
         tokens would take the room that other requests need to finish. A request whose next row belongs to an image that
         is not encoded yet waits, as if it were in the queue.
+
+        sliced_s  how long an image was encoded in this thread since the last step, which leaves less time for prompts
         """
         self._step += 1
+        self._sliced_s = sliced_s
         lacking = [answer for answer, slot in running.items() if answer.lacks_image(len(slot.tokens))]
         running = {answer: slot for answer, slot in running.items() if answer not in lacking}
         waiting = [*waiting, *lacking]
@@ -572,11 +579,27 @@ class Scheduler:
 
     def rows_beside_answers(self, running: Mapping[Answer, Slot]) -> int:
         """Return how many rows of other work may run before the next step of the running requests."""
-        depths = [len(slot.tokens) for answer, slot in running.items() if not answer.in_prefill]
-        if not depths or not self._by_seconds:
+        answers = _answers_in(running)
+        if not answers.answers or not self._by_seconds:
             return MOST_ROWS
-        answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
         return self.costs.rows_within(self.chunks.budget(answers), EMPTY, 0)
+
+    def encoding_seconds(self, running: Mapping[Answer, Slot], *, embeds: bool) -> float:
+        """Return how long an image may be encoded in this thread before the next step of the running requests.
+
+        Beside answers, the encoding takes the rest of the budget of a step with prompts, but the answers wait for at
+        most _LONGEST_WAIT_S, as long as they keep half of the time. If prompts or texts to embed also run, the encoding
+        takes half of its time.
+
+        embeds  True if texts are being embedded between the steps
+        """
+        able = {answer: slot for answer, slot in running.items() if not answer.lacks_image(len(slot.tokens))}
+        answers = _answers_in(able)
+        budget = self.chunks.budget(answers)
+        if answers.answers:
+            step_s = self.costs.of_step(answers)
+            budget = max(min(budget, _LONGEST_WAIT_S) - step_s, step_s / 2)
+        return budget / 2 if embeds or len(able) > answers.answers else budget
 
     def observe(self, work: Sequence[Work], seconds: float, *, is_disturbed: bool = False) -> None:
         """Record the duration of a step that has been run.
@@ -615,7 +638,7 @@ class Scheduler:
         size  the size of the step without them
         """
         rule, is_single, beside_answers = self.chunks, len(prompts) == 1, size.answers > 0
-        seconds = rule.seconds(size, is_alone=is_single and not waiting)
+        seconds = rule.seconds(size, is_alone=is_single and not waiting) - self._sliced_s
         least, describable = 1, self._most_described
         reading = list(prompts.items())
         lengths = [(len(answer.tokens) - len(slot.tokens), answer.last_step) for answer, slot in reading]
@@ -635,6 +658,12 @@ class Scheduler:
                 describable -= part.described_prompt
                 least = 0
                 yield part
+
+
+def _answers_in(running: Mapping[Answer, Slot]) -> StepSize:
+    """Return the size of a step that has a row for each answer in progress and no other rows."""
+    depths = [len(slot.tokens) for answer, slot in running.items() if not answer.in_prefill]
+    return StepSize(len(depths), len(depths), sum(depths), sum(depths))
 
 
 def _has_room(part: Work, room: Room) -> bool:

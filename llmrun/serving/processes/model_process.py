@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from llmrun.base.amounts import format_percent
+from llmrun.base.amounts import format_expected, format_percent
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.engine.child.messages import (
     TO_CHILD,
@@ -156,9 +156,7 @@ def _ignore(*_: object) -> None:
 
 def _remaining(seconds: float | None) -> str:
     """Return the words that follow the progress of a prompt."""
-    if seconds is None:
-        return ""
-    return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+    return "" if seconds is None else f", {format_expected(seconds)} left"
 
 
 class ModelProcess:
@@ -459,6 +457,9 @@ class ModelProcess:
         request, now = self._requests.get(prompt.request_id), time.perf_counter()
         if request is not None and not request.over and now - max(request.begun_at, request.told_at) >= _LOG_S:
             request.told_at = now
+            if prompt.image is not None:
+                self._prompts(prompt.image.words)
+                return
             done = f"{prompt.done:,} of {prompt.total:,} tokens ({format_percent(prompt.done / prompt.total)})"
             self._prompts(f"processing prompt: {done}{_remaining(prompt.left_s)}")
 
