@@ -378,11 +378,11 @@ class ImageEncoder:
 
     def expected_seconds(self, answer: Answer, depth: int) -> Mapping[Hashable, float]:
         """Return how long encoding each image after a position of a prompt will probably take. Thread-safe."""
+        if (images := answer.images) is None:
+            return {}
         found: dict[Hashable, float] = {}
-        for index in self._unknown(answer, depth) if answer.images is not None else ():
-            image = answer.images.images[index]
-            key = answer.prefix_scope, image.key
-            job = self._jobs.get(key)
+        for image in (images.images[index] for index in self._unknown(answer, depth)):
+            job = self._jobs.get(key := (answer.prefix_scope, image.key))
             if seconds := self._expected_s(image) if job is None else self._left_s(job)[1]:
                 found[key] = seconds
         return found

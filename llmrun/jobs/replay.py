@@ -69,6 +69,10 @@ class _WatchedEncoding:
             self._encoded[_digest_of_rows(map(_digest_of_row, rows))] = self._pixels
         return rows
 
+    @property
+    def progress(self) -> float:
+        return self._encoding.progress
+
     def cancel(self) -> None:
         self._encoding.cancel()
 
@@ -86,6 +90,13 @@ class WatchedVision:
     @property
     def projector(self) -> Projector:
         return self._vision.projector
+
+    @property
+    def runs_apart(self) -> bool:
+        return self._vision.runs_apart
+
+    def expected_seconds(self, layout: ImageLayout) -> float | None:
+        return self._vision.expected_seconds(layout)
 
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> Encoding:
         hashed = hashlib.sha256()

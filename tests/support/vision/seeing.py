@@ -93,6 +93,8 @@ class HashedVision:
     begun  how many encodings were begun
     """
 
+    runs_apart = True
+
     def __init__(self, projector: Projector, waits: int = 2) -> None:
         self.projector, self._waits, self.begun = projector, waits, 0
 
@@ -101,6 +103,9 @@ class HashedVision:
         pieces = [piece for piece in layout.pieces if isinstance(piece, Rows)]
         rows = [_noise(tiles[piece.tile], (piece.count, self.projector.row_width)) for piece in pieces]
         return _HashedRows(np.concatenate(rows), self._waits)
+
+    def expected_seconds(self, layout: ImageLayout) -> None:
+        """Return None, because the time is unknown."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -113,6 +118,7 @@ class _HashedRows:
     rows: NDArray[np.float32]
     waits: int
     is_cancelled: bool = False
+    progress: float = 0.0
 
     def advance(self, seconds: float) -> NDArray[np.float32] | None:
         if self.is_cancelled:
