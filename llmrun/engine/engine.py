@@ -388,7 +388,8 @@ class Engine:
         try:
             work, outputs = self._forward(work)
         except Cancelled:
-            return events + self._end_cancelled()
+            events += self._end_cancelled()
+            return events + self._advance_images(last_cancel)  # there may be no further step, which stops the encoding
         except KVFull:
             return events + requests.make_room()
         except BaseException:
