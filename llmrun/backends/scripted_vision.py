@@ -174,22 +174,29 @@ class ScriptedEncoding:
         if self.is_cancelled:
             self.has_ended = True
             raise Cancelled("stopped in the middle of an image")
-        if self._vision.projector.encode_tiles:
-            time.sleep(self._vision.projector.tile_seconds)
-            self.n_tiles += 1
-            if self.n_tiles < self._vision.projector.encode_tiles:
-                return None
-        if self._looks > 0 or time.monotonic() + seconds < self._end:
-            self._looks -= 1
-            time.sleep(seconds)
+        self.has_ended = self._encodes_tile() if self._vision.projector.encode_tiles else self._waits(seconds)
+        if not self.has_ended:
             return None
-        time.sleep(max(self._end - time.monotonic(), 0.0))
-        self.has_ended = True
         if error := self._vision.projector.error:
             raise LlmrunError(error)
         self._vision.encoded.append(self._layout)
         pieces = [piece for piece in self._layout.pieces if isinstance(piece, Rows)]
         return np.concatenate([_rows_of(self._tiles[piece.tile], piece) for piece in pieces])
+
+    def _encodes_tile(self) -> bool:
+        """Encode a tile, and return whether it was the last one."""
+        time.sleep(self._vision.projector.tile_seconds)
+        self.n_tiles += 1
+        return self.n_tiles == self._vision.projector.encode_tiles
+
+    def _waits(self, seconds: float) -> bool:
+        """Wait for the end of the encoding, and return whether it has come."""
+        if self._looks > 0 or time.monotonic() + seconds < self._end:
+            self._looks -= 1
+            time.sleep(seconds)
+            return False
+        time.sleep(max(self._end - time.monotonic(), 0.0))
+        return True
 
     def cancel(self) -> None:
         self.is_cancelled = True

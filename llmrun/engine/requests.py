@@ -293,8 +293,8 @@ class ImageProgress(Portable, frozen=True):
         image = "the image" if self.count == 1 else f"image {self.number} of {self.count}"
         if self.left_s is None:
             return f"reading {image}"
-        expected = format_expected(self.left_s)
-        return f"reading {image}: {self.share:.0%}, {expected} left" if self.share else f"reading {image}, {expected}"
+        expected, percent = format_expected(self.left_s), round(100 * self.share)
+        return f"reading {image}: {percent}%, {expected} left" if percent else f"reading {image}, {expected}"
 
     @classmethod
     def parse(cls, words: str) -> ImageProgress | None:

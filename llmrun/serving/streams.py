@@ -25,7 +25,6 @@ from typing import Any, Final, Self
 
 from starlette.types import Send
 
-from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, ModelFileError, UsageError
 from llmrun.engine.child.messages import Taken
 from llmrun.engine.remote.stream import FORM
@@ -197,10 +196,8 @@ class Choices:
     def words(self) -> str:
         """A comment for people about the progress of the first prompt that is being processed."""
         if (prompt := next(iter(self._prompts.values()), None)) is not None:
-            return f"processing prompt {prompt.done}/{prompt.total}"
-        has_begun = any(one.has_begun and not said for one, said in zip(self._served, self._generated, strict=False))
-        images = self.images if has_begun else ()
-        return f"reading {counted(len(images), 'image')}" if images else "ping"
+            return prompt.image.words if prompt.image else f"processing prompt {prompt.done}/{prompt.total}"
+        return "ping"
 
     def seconds_of(self, choice: int) -> float:
         """Return the seconds since the processing of a choice's prompt began."""
@@ -430,7 +427,17 @@ class _Progress:
 
 
 def _told(event: PrefillProgress, done: int, seconds: float) -> PromptProgress:
-    return {"total": event.total, "cache": event.cached, "processed": done, "time_ms": round(seconds * 1000)}
+    told: PromptProgress = {
+        "total": event.total,
+        "cache": event.cached,
+        "processed": done,
+        "time_ms": round(seconds * 1000),
+    }
+    if (image := event.image) is not None:
+        told["image"] = {"number": image.number, "count": image.count, "share": round(image.share, 3)}
+        if image.left_s is not None:
+            told["image"]["left_ms"] = round(image.left_s * 1000)
+    return told
 
 
 async def _end(send: Send, last: bytes) -> None:

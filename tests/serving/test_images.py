@@ -12,7 +12,7 @@ from msgspec import structs
 
 from llmrun.base.errors import ModelFileError, UsageError
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, SeenImage
+from llmrun.engine.requests import ChatPrompt, Event, Finished, ImageProgress, PrefillProgress, SeenImage
 from llmrun.serving.options import Limits, ServingOptions
 from llmrun.serving.processes.supervisor import ServingLimits, Waiting
 from tests.support.serving.fake_model import BEGIN, FACTS, HOLD, TIMINGS, FakeModel, Script, ScriptedRequest, text
@@ -175,7 +175,12 @@ def test_slow_images_delay_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "comment"),
     [
         ([], "ping"),
-        ([BEGIN], "reading 2 images"),
+        ([BEGIN], "ping"),
+        ([BEGIN, PrefillProgress(0, 20, 300, image=ImageProgress(1, 2))], "reading image 1 of 2"),
+        (
+            [BEGIN, PrefillProgress(0, 20, 300, image=ImageProgress(1, 1, 0.4, 7.2))],
+            "reading the image: 40%, about 7 s left",
+        ),
         ([BEGIN, PrefillProgress(0, 20, 300)], "processing prompt 20/300"),
     ],
 )

@@ -252,10 +252,7 @@ def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context:
 
 
 def prompt_reporter(engine: Answering, request: Request) -> LiveReporter:
-    """Return a reporter that shows the progress of prompts. Call the reporter's `end` when an answer begins.
-
-    A prompt whose images are being encoded has no other progress yet.
-    """
+    """Return a reporter that shows the progress of prompts. Call the reporter's `end` when an answer begins."""
     images = {} if isinstance(request.prompt, FillPrompt | TokenPrompt | MixedPrompt) else request.prompt.images
     first = f"reading {'the image' if len(images) == 1 else 'images'}" if images else ""
     reporter = LiveReporter()
@@ -264,6 +261,8 @@ def prompt_reporter(engine: Answering, request: Request) -> LiveReporter:
 
 
 def _waiting_words(prompt: PrefillProgress) -> str:
+    if prompt.image is not None:
+        return prompt.image.words
     return f"prefill {prompt.done}/{prompt.total}" if prompt.total else "waiting for the server"
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from llmrun.base.errors import Cancelled, ContextExceeded, LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.engine.remote.request import Endpoint
-from llmrun.engine.remote.stream import Chunk, ConnectionLost, Teller, follows, read_chunks, server_words
+from llmrun.engine.remote.stream import Chunk, ConnectionLost, PromptState, Teller, follows, read_chunks, server_words
 
 if TYPE_CHECKING:
     import ssl
@@ -41,12 +41,12 @@ class Call:
     stopped   True after `stop`
     received  what has been received of the current response and not yet been read: the response itself, the pieces of
               its body with their arrival times, None at its end, or an error; None also wakes the reader after `stop`
-    prompt    how many of the prompt's tokens the server has processed, and how many there are; (0, 0) if unknown
+    prompt    what the server has reported about the prompt
     """
 
     def __init__(self) -> None:
         self.stopped = False
-        self.prompt = (0, 0)
+        self.prompt = PromptState()
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._deadline = (0.0, "")
 
@@ -301,9 +301,9 @@ class RemoteModel:
         pieces = self._pieces(call)
         finished = False
 
-        def note_prompt(done: int, total: int) -> None:
-            if (done, total) != call.prompt:  # a prompt may take longer than any timeout, as long as it advances
-                call.prompt = done, total
+        def note_prompt(state: PromptState) -> None:
+            if state != call.prompt:  # a prompt may take longer than any timeout, as long as it advances
+                call.prompt = state
                 call.expect(f"the prompt did not advance for {self._first_s:g} s", self._first_s)
 
         try:

@@ -279,7 +279,8 @@ class RemoteEngine:
     def prefill_progress(self) -> list[PrefillProgress]:
         """Return the progress of each request that has no answer yet. Only llmrun servers report it. Thread-safe."""
         waiting = [one for one in [*self._running.values()] if not one.moments]
-        return [PrefillProgress(one.request_id, *one.call.prompt) for one in waiting]
+        states = [(one.request_id, one.call.prompt) for one in waiting]
+        return [PrefillProgress(number, state.done, state.total, image=state.image) for number, state in states]
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.

@@ -14,11 +14,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llmrun.base.errors import NetworkError, shown
 from llmrun.base.types import TokenLogprob
-from llmrun.engine.requests import ToolCallDelta
+from llmrun.engine.requests import ImageProgress, ToolCallDelta
 
 FORM: Final = re.compile(r"(?P<answer>[0-9a-f]{24})-(?P<check>[0-9a-f]{8})-(?P<number>[0-9]{1,9})", re.ASCII)
 
@@ -37,14 +37,31 @@ def follows(event_id: str, last_id: str) -> bool:
     return same_answer and int(found["number"]) == int(last["number"]) + 1
 
 
-_PROMPT: Final = re.compile(rb": ?(processing prompt ([0-9]{1,9})/([0-9]{1,9}))")
-_READING: Final = re.compile(rb": ?(reading [0-9]{1,9} images?)")
+_COMMENT: Final = re.compile(rb": ?([ -~]{1,80})")
+_PROMPT: Final = re.compile("processing prompt ([0-9]{1,9})/([0-9]{1,9})")
 
 
-def prompt_words(line: bytes) -> str:
-    """Return the text of a comment with which llmrun reports the progress of a prompt, or "" for other lines."""
-    found = _PROMPT.fullmatch(line) or _READING.fullmatch(line)
-    return found[1].decode("ascii") if found else ""
+class PromptState(NamedTuple):
+    """What a server has reported about a prompt.
+
+    done, total  how many of the prompt's tokens the server has processed, and how many there are; 0 if unknown
+    image        the progress of an image, or None
+    """
+
+    done: int = 0
+    total: int = 0
+    image: ImageProgress | None = None
+
+
+def prompt_state(line: bytes) -> tuple[str, PromptState] | None:
+    """Return the text and the meaning of a comment in which llmrun reports the progress of a prompt, or None."""
+    if (comment := _COMMENT.fullmatch(line)) is None:
+        return None
+    words = comment[1].decode("ascii")
+    if (counts := _PROMPT.fullmatch(words)) is not None:
+        return words, PromptState(int(counts[1]), int(counts[2]))
+    image = ImageProgress.parse(words)
+    return None if image is None else (words, PromptState(image=image))
 
 
 LONGEST_LINE = 1 << 20  # bytes
@@ -129,11 +146,11 @@ class _Unexpected(ValueError):
 def read_chunks(
     pieces: Iterable[tuple[float, bytes]],
     teller: Teller,
-    on_prompt: Callable[[int, int], None] = lambda done, total: None,
+    on_prompt: Callable[[PromptState], None] = lambda state: None,
 ) -> Iterator[Chunk]:
     """Yield the chunks of a stream until `[DONE]` or the end of the stream. `pieces` yields (time of arrival, bytes).
 
-    on_prompt  called with the progress of the prompt in llmrun's comments: the processed tokens and all tokens
+    on_prompt  called with the progress of the prompt in llmrun's comments
 
     Raises NetworkError if the stream is malformed or reports an error.
     """
@@ -192,7 +209,7 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
 
 
 def _events(
-    lines: Iterable[tuple[float, bytes]], teller: Teller, on_prompt: Callable[[int, int], None]
+    lines: Iterable[tuple[float, bytes]], teller: Teller, on_prompt: Callable[[PromptState], None]
 ) -> Iterator[tuple[float, bytes, str]]:
     """Yield each complete event's data and time of arrival, and the latest event ID in the stream so far.
 
@@ -215,8 +232,8 @@ def _events(
                 raise teller.fault("answer is not an event stream", f"an event of more than {LONGEST_LINE:,} bytes")
         elif name == b"id":
             event_id = _event_id(value.removeprefix(b" "))
-        elif found := _PROMPT.fullmatch(line):
-            on_prompt(int(found[2]), int(found[3]))
+        elif not name and (found := prompt_state(line)) is not None:
+            on_prompt(found[1])
     if data:
         yield arrived, b"\n".join(data), event_id
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import structs
+
 from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, Unavailable
 from llmrun.engine.child.messages import cancelled_unbegun
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, PromptDelta, TextDelta
@@ -117,8 +119,13 @@ class ServedRequest:
                 self.fail(error)
                 return
             case PrefillProgress():
-                if self.deltas.count or (self.progress is not None and event.done <= self.progress.done):
+                before = self.progress
+                if self.deltas.count:
                     return
+                if before is not None and event.done <= before.done:
+                    if event.image == before.image:
+                        return
+                    event = structs.replace(event, done=before.done)
                 self.progress = event
             case PromptDelta() | TextDelta():
                 self.progress = None

@@ -26,7 +26,7 @@ from typing import Any, Final
 from starlette.types import Send
 
 from llmrun.engine.remote.client import OWNER
-from llmrun.engine.remote.stream import follows, is_event_id, prompt_words, server_words
+from llmrun.engine.remote.stream import follows, is_event_id, prompt_state, server_words
 from llmrun.serving.bodies import LARGE, off_the_loop
 from llmrun.serving.exchanges import Exchange
 from llmrun.serving.gate import UPSTREAM_FLAG
@@ -133,7 +133,7 @@ class EventSplitter:
         ids = [value.strip().decode("latin-1") for name, _, value in lines if name == b"id"]
         known = bool(ids) and is_event_id(ids[-1])
         if not data:
-            self.prompt = next((words for line in raw.splitlines() if (words := prompt_words(line))), self.prompt)
+            self.prompt = next((found[0] for found in map(prompt_state, raw.splitlines()) if found), self.prompt)
             return None
         event = _parsed(raw, ids[-1] if known else "", data)
         return None if event.data.get("type") == _PING and event.progress is not Progress.ASIDE else event

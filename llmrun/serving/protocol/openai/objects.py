@@ -505,6 +505,15 @@ class Timings(TypedDict):
     draft_n_accepted: NotRequired[Count]
 
 
+class ImageProgress(TypedDict):
+    """The image that is being encoded."""
+
+    number: Annotated[Count, "The number of the image in the prompt, from 1."]
+    count: Annotated[Count, "The number of images in the prompt."]
+    share: Annotated[float, "The fraction of this image that is encoded, or 0 if unknown."]
+    left_ms: NotRequired[Annotated[Count, "The predicted time until all images are encoded, if it is long."]]
+
+
 class PromptProgress(TypedDict):
     """The progress of the prompt, as in llama-server. Only streams of requests with `return_progress` contain it."""
 
@@ -512,6 +521,7 @@ class PromptProgress(TypedDict):
     cache: Annotated[Count, "The number of these tokens that were in the cache."]
     processed: Annotated[Count, "The number of tokens in the cache now."]
     time_ms: Annotated[Count, "The time since the processing of the prompt began."]
+    image: NotRequired[ImageProgress]
 
 
 class _Head(TypedDict):
