@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli.commands import llmrun, scripted
+from tests.support.cli.commands import llmrun, on_terminal, scripted
 from tests.support.engine.pictures import BLUE, plain, png
 from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
@@ -41,6 +42,24 @@ def test_images_come_before_the_prompt_in_their_order(files: Path) -> None:
     answer, notes = seen(files, "--image", "dog.png", "--image", "cat.png", "--stats", "what?")
     assert answer == "You said: [1 row of #0000ff][2 rows of #ff0000]what?"
     assert "  2 images " in notes
+
+
+@pytest.mark.push
+def test_long_images_are_announced_and_stopped(files: Path) -> None:
+    """The encoder works in the engine's thread, in tiles of 0.1 s."""
+    projector = {"encode_tiles": 600, "tile_seconds": 0.1, "expected_seconds": 60.0}
+    (files / "slow.json").write_text(json.dumps(projector))
+    images = ("--image", str(files / "cat.png"), "--image", str(files / "dog.png"))
+    process = on_terminal(
+        "generate", "--backend", "scripted", "--mmproj", str(files / "slow.json"), *images, "what?", NO_COLOR="1"
+    )
+    process.expect(rb"reading image 1 of 2(: [12]%)?, about 2 min")
+    process.sendintr()
+    began = time.monotonic()
+    rest = process.read().decode()
+    process.close()
+    assert (process.exitstatus, "Traceback" in rest) == (130, False)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.push

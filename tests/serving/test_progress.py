@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from llmrun.engine.requests import Event, PrefillProgress
+from llmrun.engine.requests import Event, ImageProgress, PrefillProgress
 from llmrun.serving.options import Limits, ServingOptions
 from llmrun.serving.protocol.anthropic.answers import MessageAnswer
 from llmrun.serving.protocol.openai.responses import ChatAnswer
@@ -66,6 +66,23 @@ def test_progress_begins_at_the_cached_tokens(path: str) -> None:
     places = [place for place, (_, event) in enumerate(events) if "prompt_progress" in event]
     assert max(places) < len(events) - 2, "progress precedes the text"
     assert "x-llmrun-ignored" not in reply.headers
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_progress_tells_how_long_images_take(path: str) -> None:
+    """While images are encoded, the number of processed tokens does not change."""
+    images = [ImageProgress(1, 2, 0.0, 12.0), ImageProgress(1, 2, 0.25, 9.1), ImageProgress(2, 2)]
+    script = [*(PrefillProgress(0, 5, 9, 2, image=image) for image in images), *answer("one")[1:]]
+    with serving(FakeModel(lambda number: script)) as server:
+        reply = server.send("POST", path, {**BODIES[path], "stream": True, "return_progress": True})
+    told = [event["prompt_progress"] for _, event in events_of(reply.body) if "prompt_progress" in event]
+    assert [progress.get("image") for progress in told[-4:]] == [
+        {"number": 1, "count": 2, "share": 0.0, "left_ms": 12_000},
+        {"number": 1, "count": 2, "share": 0.25, "left_ms": 9100},
+        {"number": 2, "count": 2, "share": 0.0},
+        None,
+    ]
+    assert [progress["processed"] for progress in told[-4:]] == [5, 5, 5, 9]
 
 
 @pytest.mark.parametrize("path", BODIES)

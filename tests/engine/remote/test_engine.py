@@ -27,6 +27,7 @@ from llmrun.engine.requests import (
     Failed,
     FillPrompt,
     Finished,
+    ImageProgress,
     PrefillProgress,
     Prompt,
     Request,
@@ -172,6 +173,18 @@ def test_comments_tell_how_far_the_prompt_is() -> None:
         text, events = answer_of(server, chat())
     assert (text, events[1]) == ("Hello", PrefillProgress(0, 4096, 18826))
     assert b"return_progress" not in server.asked[0].content
+
+
+def test_comments_tell_how_long_an_image_takes() -> None:
+    def script(asked: Asked, connection: socket.socket) -> None:
+        connection.sendall(stream_head() + b": reading image 1 of 2: 40%, about 7 s left\n\n")
+        time.sleep(0.7)
+        connection.sendall(HELLO)
+        raise HangUp
+
+    with serving(script) as server:
+        text, events = answer_of(server, chat())
+    assert (text, events[1]) == ("Hello", PrefillProgress(0, 0, 0, image=ImageProgress(1, 2, 0.4, 7.0)))
 
 
 @pytest.mark.push

@@ -36,7 +36,17 @@ from llmrun.engine.child.messages import (
     cancelled_unbegun,
 )
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, StatePlace, TextDelta, TextPrompt
+from llmrun.engine.requests import (
+    Event,
+    Failed,
+    Finished,
+    ImageProgress,
+    PrefillProgress,
+    Request,
+    StatePlace,
+    TextDelta,
+    TextPrompt,
+)
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.background.engine import BackgroundEngine
 from llmrun.serving.background.handshake import BackgroundFacts
@@ -505,16 +515,17 @@ def test_a_message_that_nobody_understands_counts_as_the_end(client: Callable[..
     assert used.notes == [NOTE]
 
 
-def test_progress_is_shown_until_the_answer_begins(client: Callable[..., Client]) -> None:
+@pytest.mark.parametrize("image", [None, ImageProgress(1, 2, 0.4, 7.0)])
+def test_progress_is_shown_until_the_answer_begins(client: Callable[..., Client], image: ImageProgress | None) -> None:
     def answers(message: ToChild) -> list[FromChild]:
         assert isinstance(message, Ask)
-        progress = PrefillProgress(message.id, 5, 10)
+        progress = PrefillProgress(message.id, 5, 10, image=image)
         events = [structs.replace(event, request_id=message.id) for event in cold(message.request)]
         return [Taken(message.id, 4, 0.0), Stepped((progress,)), *(Stepped((event,)) for event in events)]
 
     used = client(FakeDaemon(answers=answers))
     number = used.engine.submit(text())
     used.engine.step()
-    assert [event.request_id for event in used.engine.prefill_progress()] == [number]
+    assert [(event.request_id, event.image) for event in used.engine.prefill_progress()] == [(number, image)]
     all_events(used.engine)
     assert used.engine.prefill_progress() == []

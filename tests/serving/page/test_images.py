@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from llmrun.engine.requests import ChatPrompt, SeenImage
+from llmrun.engine.requests import ChatPrompt, ImageProgress, PrefillProgress, SeenImage
 from llmrun.serving.options import Limits, ServingOptions
 from tests.support.browser.chat_page import answer_to, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
@@ -102,15 +102,23 @@ def test_shrunk_images_are_named_below_the_answer(chromium: Browser) -> None:
         assert page.text(".statistics").endswith(" · images: 4032x3024 shrunk to 896x672, 252 tokens")
 
 
-def test_the_page_says_that_images_are_read(chromium: Browser) -> None:
-    model = FakeModel(lambda _: [BEGIN, HOLD, *text("Hello")])
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (ImageProgress(1, 2), "Reading image 1 of 2 for \\d+\\s+s"),
+        (ImageProgress(1, 1, 0.0, 12.0), "Reading the image, about 12\\s+s"),
+        (ImageProgress(1, 2, 0.4, 150.0), "Reading image 1 of 2: 40%, about 2\\s+min left"),
+    ],
+)
+def test_the_page_says_how_long_images_take(chromium: Browser, image: ImageProgress, words: str) -> None:
+    model = FakeModel(lambda _: [BEGIN, PrefillProgress(0, 2, 9, image=image), HOLD, *text("Hello")])
     model.images = (SeenImage(64, 96, 64, 96, 6),)
     with seeing(model, options=ServingOptions(limits=Limits(ping_s=0.1))) as server:
         page = open_chat(chromium, server)
         add(page, RED)
         attached(page, 1)
         page.click("#send")
-        page.wait_for("/Reading 1 image for \\d+\\s+s/.test(document.body.innerText)")
+        page.wait_for(f"/{words}(?! for)/.test(document.body.innerText)")
         server.release()
         assert last_answer(page) == "Hello"
 

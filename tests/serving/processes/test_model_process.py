@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import ServedModel, State
 from llmrun.serving.processes.supervisor import ServingLimits
+from tests.support.engine.pictures import ask, plain, png
 from tests.support.serving.processes import Heard, Listening, chat, hear, heard, noise, running, scripted_model, until
 
 T = TypeVar("T")
@@ -513,6 +515,31 @@ def test_long_prompts_are_in_the_log_and_the_load(
         assert re.fullmatch(r"processing prompt: [\d,]+ of 1,501 tokens \([\d.]+%\), about \d+ (s|min) left", note), (
             note
         )
+
+
+@pytest.mark.push
+def test_long_images_are_in_the_log(runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile, the prompt makes no progress, and a client that leaves stops the encoder."""
+    monkeypatch.setattr("llmrun.serving.processes.model_process._LOG_S", 0.3)
+    projector = tmp_path / "mmproj.json"
+    projector.write_text(json.dumps({"encode_tiles": 1000, "tile_seconds": 0.02, "expected_seconds": 20.0}))
+    opened = scripted_model(tmp_path)
+    slow, notes = structs.replace(opened, options={**opened.options, "mmproj": str(projector)}), list[str]()
+    process = ModelProcess(slow, prompts=notes.append)
+
+    async def run() -> None:
+        await process.start()
+        asked = Listening(process, ask([png(plain(64, 64)), "?"]))
+        async for event in asked:
+            if isinstance(event, PrefillProgress) and len(notes) > 2:
+                asked.cancel()
+        await until(lambda: process.load.running == 0)
+        assert (await hear(process, chat("hello"))).text == "You said: hello"
+        await process.close()
+
+    runner.run(run())
+    for note in notes:
+        assert re.fullmatch(r"reading the image(, about \d+ s|: \d+%, about \d+ s left)", note), note
 
 
 @pytest.mark.push

@@ -52,6 +52,12 @@ def test_comments_and_pings_are_dropped() -> None:
     assert split(b": ping\n\nretry: 5\n\n\n\n" + b'event: ping\ndata: {"type":"ping"}\n\n') == []
 
 
+def test_comments_about_images_are_kept() -> None:
+    splitter = EventSplitter(json_lines=False)
+    splitter.feed(b": processing prompt 3/9\n\n: reading image 1 of 3: 40%, about 7 s left\n\n: reading 3 books\n\n")
+    assert splitter.prompt == "reading image 1 of 3: 40%, about 7 s left"
+
+
 @pytest.mark.parametrize("ending", [b"\n\n", b"\r\n\r\n"])
 def test_the_last_comment_about_the_prompt_is_kept(ending: bytes) -> None:
     splitter = EventSplitter(json_lines=False)
