@@ -112,6 +112,7 @@ class Engine:
             costs,
             by_seconds=backend.info.batch_invariant,
             max_sequences=backend.info.max_sequences,
+            encodes=backend.vision is not None and not backend.vision.runs_apart,
         )
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self.image_encoder: ImageEncoder | None = None

@@ -472,6 +472,7 @@ class ChunkRule(NamedTuple):
     costs: StepCosts
     rows_per_step: int
     by_seconds: bool
+    encodes: bool = False
 
     def budget(self, answers: StepSize) -> float:
         """Return the seconds that a step with prompts may take while these answers are in progress."""
@@ -485,6 +486,20 @@ class ChunkRule(NamedTuple):
         is_alone  True if there is only one prompt and no request waits
         """
         return _SECONDS_ALONE if is_alone and not answers.answers else self.budget(answers)
+
+    def encoding_seconds(self, answers: StepSize, *, is_shared: bool) -> float:
+        """Return how long an image may be encoded in the engine's thread before a step with these answers.
+
+        The encoding takes what a step with prompts could take beside the answers. The answers wait for at most
+        _LONGEST_WAIT_S, but the encoding always takes at least a third of the time.
+
+        is_shared  True if prompts or texts to embed also run, so that the encoding takes half of this time
+        """
+        budget = self.budget(answers)
+        if answers.answers:
+            step_s = self.costs.of_step(answers)
+            budget = max(min(budget, _LONGEST_WAIT_S) - step_s, step_s / 2)
+        return budget / 2 if is_shared else budget
 
     def rows(
         self,
@@ -527,16 +542,25 @@ class Scheduler:
     by_seconds     whether the predicted time of a step limits its prompt tokens, too. Only backends whose results do
                    not depend on the batch may be scheduled by measured times
     costs          learns how long steps take
+    encodes        whether images are encoded in the thread that runs the steps
     max_sequences  the number of sequences of the cache. The backend expects ROWS_PER_ANSWER rows of logits for each
     """
 
     def __init__(
-        self, rows_per_step: int, speculation: Speculation, costs: StepCosts, *, by_seconds: bool, max_sequences: int
+        self,
+        rows_per_step: int,
+        speculation: Speculation,
+        costs: StepCosts,
+        *,
+        by_seconds: bool,
+        max_sequences: int,
+        encodes: bool = False,
     ):
         self._rows_per_step = rows_per_step
         self._most_described = min(_MOST_DESCRIBED, ROWS_PER_ANSWER * max_sequences)
         self._speculation = speculation
         self._by_seconds = by_seconds
+        self._encodes = encodes
         self._step = 0
         self._sliced_s = 0.0
         self.costs = costs
@@ -587,19 +611,11 @@ class Scheduler:
     def encoding_seconds(self, running: Mapping[Answer, Slot], *, embeds: bool) -> float:
         """Return how long an image may be encoded in this thread before the next step of the running requests.
 
-        Beside answers, the encoding takes the rest of the budget of a step with prompts, but the answers wait for at
-        most _LONGEST_WAIT_S, as long as they keep half of the time. If prompts or texts to embed also run, the encoding
-        takes half of its time.
-
         embeds  True if texts are being embedded between the steps
         """
         able = {answer: slot for answer, slot in running.items() if not answer.lacks_image(len(slot.tokens))}
         answers = _answers_in(able)
-        budget = self.chunks.budget(answers)
-        if answers.answers:
-            step_s = self.costs.of_step(answers)
-            budget = max(min(budget, _LONGEST_WAIT_S) - step_s, step_s / 2)
-        return budget / 2 if embeds or len(able) > answers.answers else budget
+        return self.chunks.encoding_seconds(answers, is_shared=embeds or len(able) > answers.answers)
 
     def observe(self, work: Sequence[Work], seconds: float, *, is_disturbed: bool = False) -> None:
         """Record the duration of a step that has been run.
@@ -628,7 +644,7 @@ class Scheduler:
     @property
     def chunks(self) -> ChunkRule:
         """The rule for the sizes of chunks, with the current costs."""
-        return ChunkRule(self.costs, self._rows_per_step, self._by_seconds)
+        return ChunkRule(self.costs, self._rows_per_step, self._by_seconds, self._encodes)
 
     def _chunks(
         self, prompts: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room, left: int, size: StepSize

@@ -127,7 +127,8 @@ class Load(Struct, frozen=True):
     limit      the largest length of its answer
     blocks     the blocks of the KV cache that are reserved for it, or that it will reserve
     load_s     seconds to load a saved prefix, which the cache then contains
-    images     seconds to encode each of its images by key, one after the other, while other requests run
+    images     seconds to encode each of its images by key, one after the other. Other requests run during that time,
+               or between slices of it (`ChunkRule.encodes`)
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
     computed   tokens of its prompt that the engine computes, because they are not in the cache when it begins
@@ -297,9 +298,11 @@ class Simulation:
         token_s = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth))) / self._tokens_per_step
         if self._shortest_s > token_s * tokens:
             tokens = min(self._shortest_s / token_s, self._last_end)
+        slice_s = self._slice_s(StepSize(n, n, int(n * depth), int(n * depth)), is_shared=False)
+        slice_s /= self._tokens_per_step
         if self._encoding:
-            tokens = min(tokens, max((self._encoding[0][0] - self._now) / token_s, 1.0))
-        self._now += token_s * tokens
+            tokens = min(tokens, max((self._encoding[0][0] - self._now) / (slice_s or token_s), 1.0))
+        self._pass(token_s * tokens, slice_s * tokens)
         self._tokens += tokens
 
     def _run_prompts(self) -> None:
@@ -321,11 +324,14 @@ class Simulation:
         n_units = min(n_units, *(prompt.missing // (unit * rows) for prompt, rows in chunks))
         if self._ends:
             n_units = min(n_units, math.ceil((self._ends[0][0] - self._tokens) / unit))
+        slice_s = self._slice_s(answers, is_shared=True)
+        if slice_s:
+            n_units = min(n_units, math.ceil((self._encoding[0][0] - self._now) / (slice_s * unit)))
         n_steps = unit * max(n_units, 1)
         depth += n * n_steps // 2
         size = _with_chunks(StepSize(n, n, depth, depth), chunks, n_steps)
         prompt_rows = sum(rows for prompt, rows in chunks if prompt.missing > 1)  # as in `Work.decodes`
-        self._now += n_steps * self._rule.costs.of_step(size, prompt_rows)
+        self._pass(n_steps * self._rule.costs.of_step(size, prompt_rows), n_steps * slice_s)
         self._tokens += n_steps
         self._n_steps += n_steps
         for prompt, rows in chunks:
@@ -337,6 +343,19 @@ class Simulation:
                 self._prompts.remove(prompt)
                 self._answer(prompt.index, prompt.depth)
 
+    def _slice_s(self, answers: StepSize, *, is_shared: bool) -> float:
+        """Return how long an image is encoded between two steps. The parameters are as in `encoding_seconds`."""
+        if not self._encoding or not self._rule.encodes:
+            return 0.0
+        return self._rule.encoding_seconds(answers, is_shared=is_shared)
+
+    def _pass(self, steps_s: float, slices_s: float) -> None:
+        """Let the time of steps and slices pass. If there are slices, nothing is encoded during the steps."""
+        if slices_s:
+            self._encoded = {key: end + steps_s * (end > self._now) for key, end in self._encoded.items()}
+            self._encoding = [(end + steps_s, index) for end, index in self._encoding]
+        self._now += steps_s + slices_s
+
     @property
     def _last_end(self) -> float:
         """The number of tokens until the last answer in progress ends."""
@@ -346,6 +365,7 @@ class Simulation:
         """Return the chunks of prompts in each of the next `unit` steps, as in `Scheduler`."""
         rule, is_single = self._rule, len(self._prompts) == 1
         seconds = rule.seconds(answers, is_alone=is_single and not self._queue)
+        seconds -= self._slice_s(answers, is_shared=True)
         prompts = sorted(self._prompts, key=lambda prompt: prompt.missing)
         if self._is_turn:
             first = min(prompts, key=lambda prompt: prompt.last)

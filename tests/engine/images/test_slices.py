@@ -227,3 +227,35 @@ def test_costs_are_learnt_between_slices(tmp_path: Path, monkeypatch: pytest.Mon
     assert not sliced.encoded
     assert costs.n_observed > n_observed + 2
     run_to_the_end(sliced.engine, [image, text, prompt], events=events)
+
+
+@pytest.mark.parametrize("other", ["answer", "prompt"])
+@pytest.mark.parametrize("new", ["image", "prompt"])
+def test_first_tokens_beside_slices_are_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, other: str
+) -> None:
+    """Steps and slices take turns, so an image takes longer beside other requests, and they take longer beside it."""
+    sliced = Sliced(
+        tmp_path,
+        monkeypatch,
+        tiles=120,
+        tile_s=0.05,
+        row_s=0.004,
+        voice=None,
+        context_size=20_000,
+        projector={"expected_seconds": 6.0},
+    )
+    answer_all(sliced.engine, [endless(ask("words " * 300, max_tokens=40))])
+    words = "a long answer" if other == "answer" else "another prompt " * 150
+    sliced.engine.submit(endless(ask(words, max_tokens=2000)))
+    requests = {"image": ask([IMAGE, "?"], max_tokens=2), "prompt": ask("one more prompt " * 100, max_tokens=2)}
+    for _ in range(8):
+        sliced.engine.step()
+    if new == "prompt":
+        sliced.engine.submit(requests["image"])
+        sliced.engine.step()
+    prepared = sliced.engine.prepare(endless(requests[new]))
+    predicted, began = sliced.engine.predicted(prepared).first_token_s, sliced.clock.now
+    number = sliced.engine.enqueue(prepared)
+    delays(sliced, number, lambda: bool(prepared.step_times))
+    assert predicted == pytest.approx(sliced.clock.now - began, rel=0.25)
