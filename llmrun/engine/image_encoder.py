@@ -354,8 +354,9 @@ class ImageEncoder:
         if (images := answer.images) is None or not (unknown := self._unknown(answer, depth)):
             return None
         jobs, keys = dict(self._jobs), [(answer.prefix_scope, images.images[index].key) for index in unknown]
-        if keys[0] not in jobs and not answer.lacks_image(depth):
-            return None
+        first = jobs.get(keys[0])
+        if (first is None or first.encoding is None) and not answer.lacks_image(depth):
+            return None  # The text before the image is more interesting.
         now = ImageProgress(unknown[0] + 1, len(images.images))
         # Images of other requests that are being encoded come first.
         others = [job for key, job in jobs.items() if job.encoding is not None and key not in keys]

@@ -110,6 +110,23 @@ def test_images_of_other_requests_come_first(tmp_path: Path, monkeypatch: pytest
     assert words(sliced)[1] == f"reading the image, about {40 - n_tiles} s"
 
 
+def test_text_before_an_image_has_its_own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is decoded early, but encoded only when the next large step could reach it."""
+    sliced = Sliced(tmp_path, monkeypatch, tiles=24, tile_s=0.5, projector={"expected_seconds": 12.0}, rows_per_step=64)
+    seen: list[PrefillProgress] = []
+    forward = sliced.backend.forward
+
+    def watched(batch: object) -> object:
+        seen.extend(sliced.engine.prefill_progress())
+        return forward(batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sliced.backend, "forward", watched)
+    answer_all(sliced.engine, [ask(["words " * 150, FILES[0], "?"], max_tokens=1)])
+    images = [event.image for event in seen]
+    assert images[:8] == [None] * 8
+    assert any(image is not None and image.left_s for image in images)
+
+
 def test_progress_goes_on_with_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the step that runs the image's rows, the prompt has the progress of its tokens."""
     sliced = Sliced(tmp_path, monkeypatch, tiles=3, tile_s=4.0, projector={"expected_seconds": 12.0})

@@ -56,6 +56,10 @@ def test_tokens_of_other_answers_are_on_time(
     found, _ = delays(sliced, text, lambda: sliced.encoded > 0)
     assert len(found) > 20
     assert percentile(found, 0.99) <= LONGEST_S
+    budget = max(0.1, 2.5 * step_s)
+    assert sum(found) / len(found) < 1.25 * budget
+    if not prompt:
+        assert max(found) < 1.1 * max(budget, tile_s + step_s)
     left = sliced.clock.now - began - step_s * len(found)
     assert sliced.clock.sliced > left * (0.35 if prompt else 0.9)
 
@@ -110,7 +114,7 @@ def test_a_cancel_ends_an_encoding_within_a_tile(
     image = sliced.engine.submit(ask([IMAGE, "?"]))
 
     def interrupt() -> None:
-        if sliced.begun[-1].n_tiles == 3:
+        if sliced.begun[-1].n_tiles == 60:
             sliced.clock.in_tile = lambda: None
             if all_requests:
                 sliced.engine.cancel_current()
@@ -120,7 +124,9 @@ def test_a_cancel_ends_an_encoding_within_a_tile(
     sliced.clock.in_tile = interrupt
     answer, *_ = run_to_the_end(sliced.engine, [image] if text is None else [image, text])
     assert answer.finished.reason is FinishReason.CANCELLED
-    assert (sliced.begun[0].n_tiles, sliced.begun[0].is_cancelled) == (4, True)
+    assert (sliced.begun[0].n_tiles, sliced.begun[0].is_cancelled) == (61, True)
+    assert sliced.engine.image_encoder is not None
+    assert not sliced.engine.image_encoder._jobs
     assert_books_agree(sliced.engine)
     [again] = answer_all(sliced.engine, [ask([IMAGE, "?"])])
     assert again.text == "You said: [4 rows of #ff0000]?"
@@ -202,14 +208,14 @@ def test_requests_begin_before_their_first_tile(tmp_path: Path, monkeypatch: pyt
 
 def test_timings_count_only_the_tiles_as_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prefill excludes the slices, whether the prompt could have run meanwhile or not."""
-    sliced = Sliced(tmp_path, monkeypatch, tiles=40, tile_s=0.05, row_s=0.001, rows_per_step=32)
+    sliced = Sliced(tmp_path, monkeypatch, tiles=40, tile_s=0.05, row_s=0.001, rows_per_step=16)
     text = sliced.answer_text()
-    image = sliced.engine.submit(ask(["words " * 20, IMAGE, "?"], max_tokens=1))
+    image = sliced.engine.submit(ask(["words " * 50, IMAGE, "?"], max_tokens=1))
     answer, _ = run_to_the_end(sliced.engine, [image, text])
     timings = answer.finished.timings
     assert timings.encode_s == pytest.approx(2.0)
     assert timings.image_wait_s >= 2.0
-    assert timings.prefill_s < 0.7
+    assert timings.prefill_s < 1.0
     assert timings.ttft_s >= timings.prefill_s + timings.image_wait_s
 
 
