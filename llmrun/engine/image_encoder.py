@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llmrun.model.vision.layout import Projector
 
 _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.9 MB
-_LEARNT: Final = 0.3  # the weight of the last image in the pace
+_LEARNT: Final = 0.3  # the weight of the last image in the time per row
 _LOOK_S: Final = 0.01  # interval between the attempts of `close` to stop the decoder
 _LONG_S: Final = 5.0  # reading images of a prompt for this long is worth a forecast
 _TELLING: Final = 0.1  # from this fraction of an image on, the time so far predicts the rest
@@ -170,9 +170,7 @@ class ImageEncoder:
         self._jobs: dict[Key, _Job] = {}
         self._looked = 0.0  # since when the requests in `waiting` wait, not counting earlier calls of `advance`
         self._owed_s = 0.0  # how much longer than allowed the last slices were
-        # How long encodings take relative to their forecasts or, without forecasts, in seconds per row; 0 until an
-        # image was encoded.
-        self._pace = 0.0
+        self._row_seconds = 0.0  # how long a row of an image takes, or 0 until an image was encoded
         self.recent = RecentRows()
         self.waiting: list[Answer] = []
         self.sliced_s = 0.0
@@ -326,15 +324,12 @@ class ImageEncoder:
             asking[0].answer.encode_s += job.decode_s + seconds
             asking[0].answer.encoded_images += 1
         self.recent.add(key[0], job.image, rows)
-        weight = _LEARNT if self._pace else 1.0
-        forecast = self._vision.expected_seconds(job.image.layout)
-        self._pace += weight * (seconds / (forecast or job.image.layout.rows) - self._pace)
+        weight = _LEARNT if self._row_seconds else 1.0
+        self._row_seconds += weight * (seconds / job.image.layout.rows - self._row_seconds)
 
     def _expected_s(self, image: PromptImage) -> float:
         """Return how long encoding an image will probably take, or 0 if unknown."""
-        if forecast := self._vision.expected_seconds(image.layout):
-            return forecast * (self._pace or 1.0)
-        return image.layout.rows * self._pace
+        return self._vision.expected_seconds(image.layout) or image.layout.rows * self._row_seconds
 
     def _left_s(self, job: _Job) -> tuple[float, float]:
         """Return the fraction of an image that is encoded, and the seconds until its end, or 0 if unknown."""
