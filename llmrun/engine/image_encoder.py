@@ -35,7 +35,7 @@ _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
 _LOOK_S: Final = 0.01  # interval between the attempts of `close` to stop the decoder
 _LONG_S: Final = 5.0  # reading images of a prompt for this long is worth a forecast
-_TELLING: Final = 0.1  # from this fraction of an image on, the time so far predicts the rest
+_TELLING: Final = 0.05  # from this fraction of an image on, the time so far predicts the rest
 
 
 Key = tuple[str, bytes]  # the scope of a request's prefixes, and `PromptImage.key`
@@ -329,17 +329,28 @@ class ImageEncoder:
 
     def _expected_s(self, image: PromptImage) -> float:
         """Return how long encoding an image will probably take, or 0 if unknown."""
-        return self._vision.expected_seconds(image.layout) or image.layout.rows * self._row_seconds
+        return self._vision.expected_seconds(image.layout) or image.layout.rows * self._seconds_per_row
 
-    def _left_s(self, job: _Job) -> tuple[float, float]:
-        """Return the fraction of an image that is encoded, and the seconds until its end, or 0 if unknown."""
+    @property
+    def _seconds_per_row(self) -> float:
+        """The time per row of earlier images, or else of the image that is being encoded, or 0 if unknown."""
+        for job in [] if self._row_seconds else [*self._jobs.values()]:
+            if (encoding := job.encoding) is not None and (share := encoding.progress) >= _TELLING:
+                return job.encode_s(self._vision) / share / job.image.layout.rows
+        return self._row_seconds
+
+    def _left_s(self, job: _Job, spent_s: float) -> tuple[float, float]:
+        """Return the fraction of an image that is encoded, and how long the rest takes, or 0 if unknown.
+
+        spent_s  how long the image has been encoded, with or without the time of steps between slices
+        """
         expected = self._expected_s(job.image)
         if (encoding := job.encoding) is None:
             return 0.0, expected
         if share := encoding.progress:
-            whole = job.elapsed_s / share if share >= _TELLING else expected
+            whole = spent_s / share if share >= _TELLING else expected
             return share, whole * (1 - share)
-        return (min(job.elapsed_s / expected, 0.99), max(expected - job.elapsed_s, 0.0)) if expected else (0.0, 0.0)
+        return (min(spent_s / expected, 0.99), max(expected - spent_s, 0.0)) if expected else (0.0, 0.0)
 
     def progress(self, answer: Answer, depth: int) -> ImageProgress | None:
         """Return the progress of the next image of a prompt, or None if no image is being read. Thread-safe.
@@ -356,10 +367,12 @@ class ImageEncoder:
         # Images of other requests that are being encoded come first.
         others = [job for key, job in jobs.items() if job.encoding is not None and key not in keys]
         own = [
-            self._left_s(jobs[key]) if key in jobs else (0.0, self._expected_s(images.images[index]))
+            self._left_s(jobs[key], jobs[key].elapsed_s)
+            if key in jobs
+            else (0.0, self._expected_s(images.images[index]))
             for index, key in zip(unknown, keys, strict=True)
         ]
-        left = [seconds for _, seconds in own] + [self._left_s(job)[1] for job in others]
+        left = [seconds for _, seconds in own] + [self._left_s(job, job.elapsed_s)[1] for job in others]
         elapsed = sum(jobs[key].elapsed_s for key in keys if key in jobs and jobs[key].encoding is not None)
         if not all(left) or sum(left) + elapsed <= _LONG_S:
             return now
@@ -379,8 +392,9 @@ class ImageEncoder:
         found: dict[Hashable, float] = {}
         for image in (images.images[index] for index in self._unknown(answer, depth)):
             job = self._jobs.get(key := (answer.prefix_scope, image.key))
-            if seconds := self._expected_s(image) if job is None else self._left_s(job)[1]:
-                found[key] = seconds
+            left = self._expected_s(image) if job is None else self._left_s(job, job.encode_s(self._vision))[1]
+            if left:
+                found[key] = left
         return found
 
     def close(self) -> None:

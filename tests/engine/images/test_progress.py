@@ -79,6 +79,17 @@ def test_the_forecast_grows_beside_an_answer(tmp_path: Path, monkeypatch: pytest
     assert (progress.share, progress.left_s > 8.0) == (0.5, True)
 
 
+def test_progress_replaces_a_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that was never measured, the beginning of the first image predicts the rest."""
+    sliced = Sliced(tmp_path, monkeypatch, tiles=5, tile_s=4.0)
+    assert read(sliced, *FILES[:2])[:4] == [
+        "reading image 1 of 2",
+        "reading image 1 of 2: 20%, about 36 s left",
+        "reading image 1 of 2: 40%, about 32 s left",
+        "reading image 1 of 2: 60%, about 28 s left",
+    ]
+
+
 def test_encoders_without_a_forecast_learn_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """libmtmd reports neither a forecast nor progress, so both are derived from the time of earlier images per row."""
     sliced = Sliced(tmp_path, monkeypatch, projector={"encode_tiles": 0, "encode_seconds": 2.0})
