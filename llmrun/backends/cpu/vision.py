@@ -16,7 +16,7 @@ from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.errors import Cancelled, LlmrunError, ModelFileError, shown
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.arena import allocate
+from llmrun.formats.layouts.arena import allocate, give_back
 from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.elementary import rotations_of
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, encoding
@@ -122,6 +122,11 @@ class CpuVision:
         self._spent = self._spent / 2 + spent
         self._predicted = self._predicted / 2 + predicted
 
+    def give_back_memory(self) -> None:
+        """Return the memory of keys and values to the system. The next image gets it back within milliseconds."""
+        for memory in self._scratch:
+            give_back(memory)
+
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> CpuEncoding:
         if not all(tile.ndim == 3 and tile.shape[2] == 3 and tile.dtype == np.uint8 for tile in tiles):
             raise ValueError("a tile must have three bytes for each pixel")
@@ -153,7 +158,7 @@ class CpuEncoding:
         self._team = StagedTeam(vision.lowered, vision.n_threads)
         self._steps = self._encode()
         self._rotated: tuple[Geometry, NDArray[np.float32], NDArray[np.int32]] | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._is_closed = False
 
     def _encode(self) -> Generator[None, None, NDArray[np.float32]]:
         """Encode the tiles of the image. Yields after each tile of rows, which takes 10 to 200 ms."""
@@ -209,7 +214,10 @@ class CpuEncoding:
 
     def close(self) -> None:
         """End the threads, and free the memory. The encoding counts as cancelled unless it is complete. Idempotent."""
-        self._is_cancelled = True
+        if self._is_closed:
+            return
+        self._is_closed = self._is_cancelled = True
         self._team.close()
         self._steps.close()
         self._tiles, self._rotated = (), None
+        self._vision.give_back_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from llmrun.backends.cpu.weights import packed_bytes
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Product
+from llmrun.model.plan.shapes import ALL
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, VisionEncoder, rows_of_stage
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import USUAL_IMAGE
@@ -108,18 +110,29 @@ class AssumedSpeeds:
         return 15e9
 
 
+class _Unmasked:
+    """The speeds of a machine with attention to thousands of rows without a mask, which is faster than with a mask."""
+
+    def __init__(self, speeds: SpeedTable) -> None:
+        self._speeds = speeds
+        self.linear, self.rows, self.read_bandwidth = speeds.linear, speeds.rows, speeds.read_bandwidth
+
+    def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
+        return self._speeds.attention(replace(shape, around=ALL), kv_type)
+
+
 class EncoderTimes:
     """The expected times of an encoder, in seconds."""
 
     def __init__(self, encoder: VisionEncoder, speeds: SpeedTable) -> None:
         """Raises LookupError if `speeds` neither knows nor measures a speed."""
-        self._encoder, self._speeds, self._kv_type = encoder, speeds, kv_type_of(encoder)
+        self._encoder, self._speeds, self._kv_type = encoder, _Unmasked(speeds), kv_type_of(encoder)
         self._of_rows = {
             (stage.name, TILE_ROWS): self._without_attention(stage, TILE_ROWS) for stage in encoder.plan.stages
         }
-        self._attention = {
-            op: attention_speed(op.kv, speeds, self._kv_type) for op in encoder.plan.ops if isinstance(op, Attention)
-        }
+        for stage in encoder.plan.stages:
+            for op in self._attentions(stage):
+                attention_speed(op.kv, self._speeds, self._kv_type)
         self._of_images: dict[tuple[int, int], float] = {}
 
     def layout(self, layout: ImageLayout) -> float:
@@ -152,7 +165,7 @@ class EncoderTimes:
         return (op for op in self._encoder.plan.ops[stage.first : stage.end] if isinstance(op, Attention))
 
     def _attending(self, op: Attention, tile: slice, geometry: Geometry) -> float:
-        shape, speed = attention_shape(op.kv), self._attention[op]
+        shape, speed = attention_shape(op.kv), attention_speed(op.kv, self._speeds, self._kv_type)
         seen = geometry.seen_in(shape.reach)[tile]
         attended = int((seen[:, 1] - seen[:, 0]).sum(dtype=np.int64))
         return speed.op + shape.heads * (shape.head_size + shape.value_size) * attended / speed.multiply

@@ -40,6 +40,18 @@ def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
     return np.frombuffer(region, np.uint8)[:n_bytes]
 
 
+def give_back(array: NDArray[np.uint8]) -> None:
+    """Return the memory of an allocated array to the system, which then contains zeros. On Linux only.
+
+    Writing to 21 MB again takes 14 ms.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if sys.platform == "linux" and isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
+
+
 def _mapped(n_bytes: int, what: str) -> mmap.mmap:
     size = max(n_bytes, mmap.PAGESIZE)
     try:

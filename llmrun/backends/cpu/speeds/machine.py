@@ -63,6 +63,7 @@ _LAYERS = 8  # the number of attention layers in a trial
 # features would take 306 MiB.
 _BETWEEN = 512
 _DEPTH = 512  # the context length at which attention is measured
+_PATCHES = 2048  # the number of rows that each row of an image attends to when the attention of encoders is measured
 # Processors are faster for the first few milliseconds. We saw a drop from 1,170 to 620 G multiply-adds per second.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
 
@@ -98,15 +99,16 @@ class OpSpeeds:
         return {name: RowSpeed(tuple(one), tuple(many)) for name, (one, many) in found.items()}
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        """Measure one layer of this shape."""
-        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads, self.load)
+        """Measure one layer of this shape. Without a causal mask, many rows attend to _PATCHES rows each."""
+        depth = _DEPTH if shape.around is None else _PATCHES - ROWS
+        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads, self.load, depth)
         both = shape.head_size + shape.value_size
         features = shape.heads * shape.head_size + shape.kv_heads * both
         rope_one, empty, step = trial.seconds(1, 0)
         _, deep, _ = trial.seconds(1, _DEPTH)
-        rope_many, many, _ = trial.seconds(ROWS, ROWS)
+        rope_many, many, _ = trial.seconds(ROWS, ROWS if shape.around is None else depth)
         kv_bytes = _DEPTH * shape.block_bytes(kv_type) / BLOCK
-        attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2
+        attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2 if shape.around is None else ROWS * _PATCHES
         products = shape.heads * both * attended
         return AttentionSpeed(
             op=empty,
@@ -167,6 +169,7 @@ class _Trial:
         *,
         max_rows: int,
         kv_type: str = "f16",
+        depth: int = _DEPTH,
     ) -> None:
         width = next(op.table.columns for op in plan.ops if isinstance(op, Embed))
         head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, Embed)), _ones(width), 1e-5)
@@ -182,7 +185,7 @@ class _Trial:
                 at = at if at + layout.n_bytes <= len(region) else 0
                 data, at = region[at : at + layout.n_bytes], at + layout.n_bytes
             packed[matrix.name] = PackedMatrix(matrix, layout, data)
-        n_blocks = -(-(_DEPTH + max_rows) // BLOCK)
+        n_blocks = -(-(depth + max_rows) // BLOCK)
         kv = [np.zeros(shape, np.uint8) for shape in kv_shapes(plan, [n_blocks] * len(plan.windows), kv_type)]
         self._plan = plan
         self._lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
@@ -255,7 +258,7 @@ class _AttentionTrial(_Trial):
     """
 
     def __init__(
-        self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int, load: Load
+        self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int, load: Load, depth: int
     ) -> None:
         plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
         wide = shape.heads * shape.head_size
@@ -265,7 +268,7 @@ class _AttentionTrial(_Trial):
             q = plan.attention(q, k, v, shape, rope)
             few = plan.linear(q, _matrix(f"down{layer}", "f32" if q.width % GROUP else "q8_0", _BETWEEN, q.width))
             q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
-        super().__init__(plan, region, n_threads, load, max_rows=ROWS, kv_type=kv_type)
+        super().__init__(plan, region, n_threads, load, max_rows=ROWS, kv_type=kv_type, depth=depth)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
         """Return three times in seconds: RoPE and storing per layer, attention per layer, and overhead per step."""
@@ -340,7 +343,8 @@ class Speeds:
         return found
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        name = f"attention {shape.heads} {shape.kv_heads} {shape.head_size} {shape.value_size} {kv_type}"
+        mask = "" if shape.around is None else " unmasked"
+        name = f"attention {shape.heads} {shape.kv_heads} {shape.head_size} {shape.value_size} {kv_type}{mask}"
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:
