@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from llmrun.backends.base import TRAINED_CONTEXT, OpenOptions
 from llmrun.backends.cpu.lowering import StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.cpu.weights import PackedLayout
 from llmrun.backends.experience import PREDICTED, RUNS, Experience
-from llmrun.backends.registry import BACKENDS, Gpus
+from llmrun.backends.registry import BACKENDS, Gpus, ImageCosts
 from llmrun.backends.run_speeds import run_key
 from llmrun.backends.sizing import KVBytes
 from llmrun.base.errors import UnsupportedModel
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.ops.base import Op
     from llmrun.model.plan.plan import Plan
+    from llmrun.model.vision.projector import ProjectorFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,13 @@ class Resources:
         return self.speeds.disturbance if self.speeds is not None else ""
 
 
+class ProjectorHeader(NamedTuple):
+    """The header of a projector's file, whose data may not be available, and what was read from it."""
+
+    file: GGUFFile
+    projector: ProjectorFile
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How well one model fits on one machine.
@@ -150,7 +158,7 @@ class Fit:
     forecast         expected speed, or None if the backend has no forecast and the model has not run yet
     decode_origin, prefill_origin  the origins of the forecast's speeds (experience.py), or "" if unknown
     disturbance      what disturbed the measurement of this machine on which predicted speeds are based, or ""
-    vision           the bytes that the vision projector and its activations need, or 0
+    images           what images cost, or None if the model reads no images
     """
 
     architecture: str
@@ -170,7 +178,12 @@ class Fit:
     decode_origin: str = ""
     prefill_origin: str = ""
     disturbance: str = ""
-    vision: int = 0
+    images: ImageCosts | None = None
+
+    @property
+    def vision(self) -> int:
+        """The bytes that the vision projector and its activations need, or 0."""
+        return 0 if self.images is None else self.images.memory
 
     @property
     def needed(self) -> int:
@@ -201,13 +214,13 @@ def fit_of(
     context: int | None = None,
     kv_type: str | None = None,
     prompt: int = DEFAULT_PROMPT,
-    vision: int = 0,
+    projector: ProjectorHeader | ImageCosts | None = None,
 ) -> Fit:
     """Estimate how well a model fits the resources. Only the header is read, not the tensor data.
 
     context  context size in tokens, TRAINED_CONTEXT, or None for the smaller of DEFAULT_CONTEXT and the trained context
     kv_type  precision of the KV cache, or None for the backend's default
-    vision   the field of Fit
+    projector  the projector, or what is known of its costs, or None if the model reads no images
     Raises BadGGUF for invalid metadata.
     """
     architecture = file.string("general.architecture")
@@ -250,8 +263,23 @@ def fit_of(
         decode_origin=origins[0],
         prefill_origin=origins[1],
         disturbance=resources.disturbance if is_predicted else "",
-        vision=vision,
+        images=_image_costs(backend, projector, resources),
     )
+
+
+def _image_costs(
+    backend: Entry, projector: ProjectorHeader | ImageCosts | None, resources: Resources
+) -> ImageCosts | None:
+    """Return what images cost on the first of a backend and the backends after it that supports the projector."""
+    if not isinstance(projector, ProjectorHeader):
+        return projector
+    *others, last = BACKENDS[BACKENDS.index(backend) :]
+    for entry in others:
+        try:
+            return entry.kind().image_costs(*projector, resources.threads, resources.speeds)
+        except UnsupportedModel:
+            continue
+    return last.kind().image_costs(*projector, resources.threads, resources.speeds)
 
 
 def best_of(fits: Sequence[Fit]) -> int | None:

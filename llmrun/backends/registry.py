@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.projector import ProjectorFile
 
 T = TypeVar("T")
 
@@ -85,6 +86,17 @@ class GpuSupport(Protocol):
         """
 
 
+class ImageCosts(Struct, frozen=True):
+    """What images cost a model.
+
+    memory   bytes for the encoder's weights, and for encoding an image of the usual detail
+    photo_s  seconds to encode the sample photo, or None if unknown
+    """
+
+    memory: int
+    photo_s: float | None = None
+
+
 class BackendKind(Protocol):
     """A backend in the registry, before it opens a model.
 
@@ -111,6 +123,13 @@ class BackendKind(Protocol):
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         """Predict the model's speed after a prompt of `prompt` tokens, or return None if no prediction is possible."""
+
+    def image_costs(self, file: GGUFFile, projector: ProjectorFile, threads: int, speeds: Speeds | None) -> ImageCosts:
+        """Compute what images cost, from the header of a projector. Raises BadGGUF and UnsupportedModel.
+
+        file    the projector's file, whose data may not be available
+        speeds  the speeds of the machine, or None to predict no time; may raise LookupError (`Speeds.only_known`)
+        """
 
 
 class StandIn(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.cpu.speeds import machine
 from tests.support.cli.commands import run
 from tests.support.hub.fake_hub import FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub
@@ -45,7 +46,8 @@ def section(text: str, title: str) -> dict[str, str]:
     return {label: value.strip() for label, _, value in fields}
 
 
-def test_show_says_what_the_model_sees(model: Path) -> None:
+def test_show_says_what_the_model_sees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "kept_speeds", lambda n_threads: {})  # as on a new machine
     assert section(run("show", str(model))[0], "Vision") == {
         "path": str(model.with_name(NAMES[1])),
         "projector": "gemma3, F32, 1.53 MB",
@@ -53,7 +55,8 @@ def test_show_says_what_the_model_sees(model: Path) -> None:
         "sample photo": "1,024 x 768 pixels: 256 tokens, seen in 896 x 896",
     }
     vision = json.loads(run("show", str(model), "--json")[0])["vision"]
-    assert (vision["family"], vision["sample"]) == ("gemma3", {"width": 1024, "height": 768, "tokens": 256})
+    sample = {"width": 1024, "height": 768, "tokens": 256, "encode_s": None}
+    assert (vision["family"], vision["sample"]) == ("gemma3", sample)
     assert section(run("show", str(model.with_name(NAMES[1])))[0], "Vision")["projector"] == "gemma3, F32, 1.53 MB"
     model.with_name(NAMES[1]).unlink()
     assert json.loads(run("show", str(model), "--json")[0])["vision"] is None
@@ -106,9 +109,30 @@ def test_pull_leaves_out_the_projector_on_request(hub: FakeHub, monkeypatch: pyt
     assert "hf:o/n:F32: removed, freeing 2.14 MB" in run("rm", "hf:o/n:F32")[0]
 
 
-def test_fit_counts_the_projector_on_the_hub(hub: FakeHub, model: Path) -> None:
-    (found,) = json.loads(run("fit", "hf:o/n", "--json")[0])["models"][0]["quantizations"]
-    assert found["memory_of_vision"] == model.with_name(NAMES[1]).stat().st_size
+def test_fit_knows_as_much_about_projectors_on_the_hub(hub: FakeHub, model: Path) -> None:
+    (here,) = json.loads(run("fit", str(model), "--json")[0])["models"][0]["quantizations"]
+    (there,) = json.loads(run("fit", "hf:o/n", "--json")[0])["models"][0]["quantizations"]
+    assert there["memory_of_vision"] == here["memory_of_vision"] > model.with_name(NAMES[1]).stat().st_size
+    assert there["photo_s"] == here["photo_s"] > 0
+
+
+def test_show_knows_as_much_about_projectors_on_the_hub(hub: FakeHub, model: Path) -> None:
+    (fit,) = json.loads(run("fit", str(model), "--json")[0])["models"][0]["quantizations"]
+    here, there = (json.loads(run("show", name, "--json")[0])["vision"] for name in (str(model), "hf:o/n"))
+    assert there.pop("path") == NAMES[1]
+    assert here.pop("path") == str(model.with_name(NAMES[1]))
+    assert there == here
+    assert here["sample"]["encode_s"] == fit["photo_s"]
+    words = section(run("show", "hf:o/n")[0], "Vision")["sample photo"]
+    assert "256 tokens, seen in 896 x 896, encoded in " in words
+
+
+def test_fit_shows_the_time_of_a_photo(model: Path) -> None:
+    head, row = run("fit", str(model))[0].splitlines()[-2:]
+    assert "PHOTO" in head
+    model.with_name(NAMES[1]).unlink()
+    assert "PHOTO" not in run("fit", str(model))[0]
+    assert row
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.registry import Probe
+from llmrun.backends.registry import ImageCosts, Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llmrun.backends.registry import BackendKind
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.projector import ProjectorFile
 
 
 class CpuKind:
@@ -79,6 +80,15 @@ class CpuKind:
             kv_type=kv_type_of(file, options),
             max_rows=MAX_ROWS,
         )
+
+    def image_costs(self, file: GGUFFile, projector: ProjectorFile, threads: int, speeds: Speeds | None) -> ImageCosts:
+        from llmrun.backends.cpu.vision_costs import EncoderMemory, EncoderTimes, encoder_of_header
+        from llmrun.model.vision.layout import PHOTO
+
+        encoder = encoder_of_header(file, projector)
+        memory = EncoderMemory.of(file, encoder, threads)
+        photo_s = None if speeds is None else EncoderTimes(encoder, speeds).layout(projector.layout(*PHOTO))
+        return ImageCosts(memory.weights + memory.scratch, photo_s)
 
 
 KIND: BackendKind = CpuKind()

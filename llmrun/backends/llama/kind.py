@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.llama import probe as llama_probe
-from llmrun.backends.registry import NoRoomOnGpu, Probe
+from llmrun.backends.registry import ImageCosts, NoRoomOnGpu, Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions, Progress
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llmrun.backends.registry import BackendKind, Gpus, GpuSupport
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.vision.projector import ProjectorFile
 
 
 class LlamaGpus:
@@ -88,6 +89,9 @@ class LlamaKind:
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         return None
+
+    def image_costs(self, file: GGUFFile, projector: ProjectorFile, threads: int, speeds: Speeds | None) -> ImageCosts:
+        return ImageCosts(projector.memory_bytes)
 
 
 KIND: BackendKind = LlamaKind()

@@ -35,17 +35,31 @@ from llmrun.options.settings import MMPROJ_OFF, model_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmrun.backends.fitting import Fit
+    from llmrun.backends.fitting import Fit, ProjectorHeader
+    from llmrun.backends.registry import ImageCosts
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry, Wanted
-    from llmrun.hub.names import Artifact
+    from llmrun.hub.names import Artifact, Source
     from llmrun.hub.remote.repository import Listing
     from llmrun.options.settings import Settings
 
 LISTING = {"heading": "Find and fit models", "place": 20}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
-_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "TEXT", "SCRATCH", "VISION", "ON GPU", "TTFT", "PER TEXT", "TOK/S")
+_NUMBERS = (
+    "FILE",
+    "MEMORY",
+    "WEIGHTS",
+    "KV",
+    "TEXT",
+    "SCRATCH",
+    "VISION",
+    "ON GPU",
+    "PHOTO",
+    "TTFT",
+    "PER TEXT",
+    "TOK/S",
+)
 _DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH", "VISION"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
 
 
@@ -152,11 +166,11 @@ class _FitFlags:
         memory = None if found.memory is None else found.memory + idle_memory()
         self.resources = replace(found, memory=memory)
 
-    def fit_of(self, file: GGUFFile, vision: int) -> Fit:
+    def fit_of(self, file: GGUFFile, projector: ProjectorHeader | ImageCosts | None) -> Fit:
         from llmrun.backends.fitting import fit_of
 
         context, kv_type = self.settings.ctx_size, self.settings.kv_type
-        return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt, vision=vision)
+        return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt, projector=projector)
 
     def estimate_of(self, quant: _CatalogQuant) -> Fit | None:
         from llmrun.hub.recommendation import as_fit, from_catalogue
@@ -170,6 +184,10 @@ class _CatalogQuant(NamedTuple):
 
     entry: CatalogEntry
     quantization: str
+
+
+# The display name of a quantization, its header, and its projector.
+_Header = tuple[str, "GGUFFile | _CatalogQuant", "ProjectorHeader | ImageCosts | None"]
 
 
 class _Named(NamedTuple):
@@ -186,14 +204,14 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     from llmrun.backends.fitting import best_of
 
     named: list[_Named] = []
-    for called, file, vision in _headers(name, asked.settings):
+    for called, file, projector in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)", at_once=True)
         if isinstance(file, _CatalogQuant):
             if (guess := asked.estimate_of(file)) is not None:
                 named.append(_Named(called, file.quantization, guess, is_estimate=True))
             continue
         with file:
-            one = asked.fit_of(file, vision)
+            one = asked.fit_of(file, projector)
         named.append(_Named(called, one.file_type, one))
     asked.speeds.keep()
     out.clear_progress()
@@ -204,8 +222,8 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     return {"name": name, "quantizations": [_as_json(row, best == number) for number, row in enumerate(named)]}
 
 
-def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _CatalogQuant, int]]:
-    """Yield the display name and header of each quantization that `name` refers to, and the bytes for its projector.
+def _headers(name: str, settings: Settings) -> Iterator[_Header]:
+    """Yield the display name and header of each quantization that `name` refers to, and its projector.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
     models. Offline, catalogue models that are not local have no header. If one of several headers cannot be read, a
@@ -221,7 +239,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _C
     if isinstance(meant, LocalPath):
         file = open_gguf(existing(meant))
         check_is_model(file)
-        yield meant.name or meant.path.name, file, _vision_bytes(file, settings)
+        yield meant.name or meant.path.name, file, _projector_beside(file, settings)
         return
     held = here(meant)
     if held and (not leaves_open(meant) or _are_all(held, meant)):
@@ -244,7 +262,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _C
         yield from estimated
 
 
-def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _CatalogQuant, int]]:
+def _estimated(meant: Wanted, held: Collection[str]) -> list[_Header]:
     """Return the quantizations of a catalogue model that are not local and whose size is known."""
     from llmrun.hub.resolve.offers import leaves_open
 
@@ -254,7 +272,7 @@ def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _Catalog
     wants_all = meant.name == entry.name and leaves_open(meant)
     names = {entry.name_with(quant): quant for quant in entry.quants if entry.size_of(quant) is not None}
     return [
-        (name, _CatalogQuant(entry, quant), 0)
+        (name, _CatalogQuant(entry, quant), None)
         for name, quant in names.items()
         if name not in held and (name == meant.name or wants_all)
     ]
@@ -282,24 +300,26 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
     return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
 
 
-def _held(held: Sequence[tuple[str, Path]], settings: Settings) -> Iterator[tuple[str, GGUFFile, int]]:
+def _held(held: Sequence[tuple[str, Path]], settings: Settings) -> Iterator[_Header]:
     from llmrun.formats.gguf.reader import open_gguf
 
     for name, path in held:
         file = open_gguf(path)
-        yield name, file, _vision_bytes(file, settings)
+        yield name, file, _projector_beside(file, settings)
 
 
-def _vision_bytes(file: GGUFFile, settings: Settings) -> int:
-    """Return how many bytes the projector next to a local model and its activations need, or 0 if there is none."""
+def _projector_beside(file: GGUFFile, settings: Settings) -> ProjectorHeader | None:
+    """Return the projector next to a local model, or None if there is none that fits the model."""
+    from llmrun.backends.fitting import ProjectorHeader
     from llmrun.cli.vision_output import vision_facts
+    from llmrun.formats.gguf.reader import open_gguf
 
     facts = None if settings.mmproj == MMPROJ_OFF else vision_facts(file, settings)
     if facts is None or facts.projector is None:
         if facts is not None:
             out.note(f"{file.path.name}: the projector is not counted: {facts.problem}")
-        return 0
-    return facts.projector.memory_bytes
+        return None
+    return ProjectorHeader(open_gguf(facts.projector.path), facts.projector)
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
@@ -318,9 +338,7 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
     return None
 
 
-def _offered(
-    meant: Wanted, held: dict[str, Path], reporter: HubReporter, settings: Settings
-) -> Iterator[tuple[str, GGUFFile, int]]:
+def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter, settings: Settings) -> Iterator[_Header]:
     """Yield all available quantizations. Read headers from local files where possible, and fetch the others."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
@@ -334,37 +352,57 @@ def _offered(
     if unread and len(unread) == len(artifacts):
         raise unread[0]
     found: dict[str, GGUFFile | LlmrunError] = {one.name: file for one, file in zip(missing, read, strict=True)}
-    sizes = {} if settings.mmproj == MMPROJ_OFF else _projector_sizes(artifacts, reporter)
+    projectors = {} if settings.mmproj == MMPROJ_OFF else _remote_projectors(artifacts, settings, reporter)
     for artifact in artifacts:
         file = local[artifact.name] if artifact.name in local else found[artifact.name]
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:
-            here = _vision_bytes(file, settings) if artifact.name in local else 0
-            yield artifact.name, file, here or sizes.get(artifact.name, 0)
+            here = _projector_beside(file, settings) if artifact.name in local else None
+            yield artifact.name, file, here or projectors.get(artifact.name)
 
 
-def _projector_sizes(artifacts: Sequence[Artifact], reporter: HubReporter) -> dict[str, int]:
-    """Return the size of each model's projector on the Hub. The activations are unknown until it is downloaded."""
+def _remote_projectors(
+    artifacts: Sequence[Artifact], settings: Settings, reporter: HubReporter
+) -> dict[str, ProjectorHeader | ImageCosts]:
+    """Return the projector of each model on the Hub, of which only the header is fetched."""
+    from llmrun.backends.fitting import ProjectorHeader
+    from llmrun.backends.registry import ImageCosts
     from llmrun.hub.names import HubSource
     from llmrun.hub.remote.huggingface import listing
+    from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.projectors import projector_on_hub
+    from llmrun.model.vision.projector import projector_in
 
     @functools.cache
     def listed(repository: str, commit: str) -> Listing:
         return listing(HubSource(repository, revision=commit))
 
-    sizes: dict[str, int] = {}
+    def header(projector: Artifact) -> ProjectorHeader | ImageCosts:
+        """Return the header of a projector, or only its size if it cannot be read."""
+        try:
+            file = read_header(projector)
+            least, most = settings.image_min_tokens, settings.image_max_tokens
+            return ProjectorHeader(file, projector_in(file, least=least, most=most))
+        except LlmrunError as error:
+            out.note(f"{projector.name}: {error}")
+            return ImageCosts(projector.size)
+
+    headers: dict[Source, ProjectorHeader | ImageCosts] = {}
+    projectors: dict[str, ProjectorHeader | ImageCosts] = {}
     for artifact in artifacts:
         if isinstance(artifact.source, HubSource):
             try:
                 known = listed(artifact.source.repository, artifact.commit)
             except LlmrunError as error:
                 out.note(f"{artifact.name}: the size of its projector is unknown: {error}")
-                return sizes
+                return projectors
             found = projector_on_hub(artifact, reporter, known)
-            sizes[artifact.name] = 0 if found is None else found.size
-    return sizes
+            if found is not None:
+                if found.source not in headers:
+                    headers[found.source] = header(found)
+                projectors[artifact.name] = headers[found.source]
+    return projectors
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -398,6 +436,7 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
         "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
         "VISION": format_bytes(one.vision) if one.vision else "",
+        "PHOTO": "" if one.images is None or one.images.photo_s is None else format_seconds_roughly(one.images.photo_s),
         "ON GPU": f"{one.gpu_layers} of {one.layers}" if one.layers else "",
     }
     return {
@@ -473,6 +512,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "memory_of_kv_cache": one.footprint.cache.of(one.context),
         "memory_of_scratch": one.footprint.scratch + one.footprint.vocabulary,
         "memory_of_vision": one.vision,
+        "photo_s": None if one.images is None else one.images.photo_s,
         "peak_memory": one.footprint.total(one.context) + one.vision,
     }
     return {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llmrun.cli.vision_output import VisionFacts
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry, Wanted
+    from llmrun.hub.names import Artifact
     from llmrun.options.presets import Preset
 
 LISTING = {"heading": "Manage files", "place": 31}
@@ -65,21 +66,23 @@ def command(
                 out.json({"preset": preset_output.preset_as_json(preset)})
             return 0
     try:
-        file, entry, called, is_here = _opened(name, offline=settings.offline)
+        file, entry, called, offered = _opened(name, offline=settings.offline)
     except NetworkError as error:
         if parts or not _show_entry(name, error, preset, as_json=json_output):
             raise
         return 0
     with file:
-        from llmrun.cli.vision_output import vision_facts
+        from llmrun.cli.vision_output import remote_vision_facts, vision_facts
 
-        vision = vision_facts(file, settings) if is_here and not parts else None
+        vision = None
+        if not parts:
+            vision = vision_facts(file, settings) if offered is None else remote_vision_facts(offered, file, settings)
         _show(file, called, entry, parts[0] if parts else "", preset, vision, as_json=json_output)
     return 0
 
 
-def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str, bool]:
-    """Return a model's header, catalogue entry and name, and whether the model is on this machine.
+def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str, Artifact | None]:
+    """Return a model's header, catalogue entry and name, and what the Hub offers if it is not on this machine.
 
     For a model not yet downloaded, only the header is fetched. This function may raise any LlmrunError from the hub or
     the reader.
@@ -90,12 +93,13 @@ def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None,
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        return open_gguf(existing(meant)), None, meant.name or str(meant.path), True
+        return open_gguf(existing(meant)), None, meant.name or str(meant.path), None
     try:
         model = select(name, models())
     except ModelNotFound:
-        return _fetched_header(meant, offline), meant.entry, meant.name, False
-    return open_gguf(model.path), meant.entry, model.name, True
+        file, offered = _fetched_header(meant, offline)
+        return file, meant.entry, meant.name, offered
+    return open_gguf(model.path), meant.entry, model.name, None
 
 
 def _show_entry(name: str, error: NetworkError, preset: Preset | None, *, as_json: bool) -> bool:
@@ -116,7 +120,7 @@ def _show_entry(name: str, error: NetworkError, preset: Preset | None, *, as_jso
     return True
 
 
-def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
+def _fetched_header(wanted: Wanted, offline: bool) -> tuple[GGUFFile, Artifact]:
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.model_file import refuse_if_offline
@@ -124,9 +128,10 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 
     refuse_if_offline(wanted, offline)
     out.progress(f"{wanted.name}: reading the header")
-    file = read_header(readable_in_parts(wanted, HubReporter()))
+    offered = readable_in_parts(wanted, HubReporter())
+    file = read_header(offered)
     out.clear_progress()
-    return file
+    return file, offered
 
 
 def _show(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -163,16 +164,18 @@ def context_for(settings: Settings, least: int, path: Path | None) -> int:
     """
     if path is None or settings.ctx_size is not None:
         return least
-    from llmrun.backends.fitting import Resources, fit_of
+    from llmrun.backends.fitting import ProjectorHeader, Resources, fit_of
     from llmrun.backends.sizing import LARGEST_DEFAULT, MemoryNeeds
     from llmrun.cli.answers.vision import projector_of
     from llmrun.formats.gguf.reader import open_gguf
 
     resources = Resources.of_this_machine(threads=settings.threads)
     projector = None if settings.mmproj is None else projector_of(path, settings)
-    vision = 0 if projector is None else projector.memory_bytes
-    with open_gguf(path) as file:
-        fit = fit_of(file, resources, context=least, kv_type=settings.kv_type, vision=vision)
+    with open_gguf(path) as file, contextlib.ExitStack() as opened:
+        header = None
+        if projector is not None:
+            header = ProjectorHeader(opened.enter_context(open_gguf(projector.path)), projector)
+        fit = fit_of(file, resources, context=least, kv_type=settings.kv_type, projector=header)
     most = max(least, min(fit.trained_context or LARGEST_DEFAULT, LARGEST_DEFAULT))
     if fit.memory is None or fit.gpu_layers:
         return most

@@ -19,6 +19,7 @@ from llmrun.hub.resolve.model_file import is_offline, resolve
 from llmrun.options.settings import MMPROJ_OFF, Settings
 
 if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.remote.repository import Listing
     from llmrun.hub.resolve.model_file import Pull
 
@@ -149,12 +150,16 @@ def _place_of(model: Path, name: str) -> Artifact | None:
     return Artifact(name, HubSource(repository, file.path, revision=snapshot.name), (file,), snapshot.name)
 
 
-def _may_see_images(model: Path) -> bool:
+def may_see_images(model: GGUFFile) -> bool:
     """Return whether the chat template of a model mentions images, so that asking the Hub for a projector is useful."""
+    return "image" in model.string("tokenizer.chat_template", "").lower()
+
+
+def _may_see_images(model: Path) -> bool:
     from llmrun.formats.gguf.reader import open_gguf
 
     try:
         with open_gguf(model) as file:
-            return "image" in file.string("tokenizer.chat_template", "").lower()
+            return may_see_images(file)
     except LlmrunError:  # commands that open the model report the error
         return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from llmrun.formats.images.scaling import Scaled
+
+
+PHOTO: Final = (1024, 768)  # the size of the sample photo of `show` and `fit`, in pixels
 
 
 class Words(Struct, frozen=True):

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from llmrun.backends.cpu.vision_costs import EncoderMemory
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.base.errors import DoesNotFit, UsageError
+from llmrun.base.machine.cpu_count import default_threads
 from llmrun.cli.launching import models
 from llmrun.cli.launching.agents import AGENTS
 from llmrun.cli.launching.models import chosen_model, context_for, find_model, least_context, suitable_model
@@ -102,7 +105,7 @@ def test_projectors_leave_less_room_for_the_context(memory: list[int], tmp_path:
     seeing = Settings(mmproj=str(mmproj))
     with pytest.raises(DoesNotFit):
         context_for(seeing, 1024, path)
-    memory[0] += read_projector(mmproj).memory_bytes
+    memory[0] += sum(structs.astuple(EncoderMemory.in_header(read_projector(mmproj), default_threads())))
     assert context_for(seeing, 1024, path) == 1024
 
 

@@ -1,0 +1,47 @@
+"""Tests of the memory and the time that the CPU engine predicts for images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrun.backends.cpu.vision_costs import AssumedSpeeds, EncoderMemory, EncoderTimes, encoder_of_header
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.vision.projector import read_projector
+from tests.support.vision.projectors import WIDTH, tiny_projector
+
+
+def times(folder: Path, side: int) -> float:
+    path = tiny_projector(folder, "gemma3", image_size=side)
+    with open_gguf(path) as file:
+        encoder = encoder_of_header(file, read_projector(path))
+    return EncoderTimes(encoder, AssumedSpeeds()).image(side, side)
+
+
+def test_attention_grows_with_the_square_of_patches(tmp_path: Path) -> None:
+    small, medium, large = (times(tmp_path, side) for side in (448, 896, 1792))
+    assert 4 < medium / small < 16
+    assert medium / small < large / medium < 16
+
+
+def test_images_cost_what_their_tiles_cost(tmp_path: Path) -> None:
+    path = tiny_projector(tmp_path, "idefics3")
+    projector = read_projector(path)
+    with open_gguf(path) as file:
+        found = EncoderTimes(encoder_of_header(file, projector), AssumedSpeeds())
+    layout = projector.layout(1500, 1000)
+    tiles = sum(len(scaled.boxes) for scaled in layout.scaled)
+    assert found.layout(layout) == pytest.approx(tiles * found.image(512, 512))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_memory_counts_keys_values_and_features(tmp_path: Path, kind: str) -> None:
+    path = tiny_projector(tmp_path, "gemma3", kind)
+    memory = EncoderMemory.in_header(read_projector(path), 1)
+    patches, floats = 4096, np.dtype(np.float32).itemsize
+    of_patch = 2 * floats * WIDTH + 2 * 3 * 14**2  # features and pixels
+    of_patch += 2 * WIDTH * 2 if kind != "Q8_0" else 2 * WIDTH * 34 // 32
+    assert of_patch <= memory.scratch / patches < of_patch + 2000
+    assert memory.weights >= floats * patches * WIDTH  # the table of positions
