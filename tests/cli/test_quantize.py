@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.model.vision.projector import read_projector
 from tests.support.backends.fake_llama import fake_llama, without_llama
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, shell
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.vision.projectors import tiny_projector
 
 pytestmark = pytest.mark.push
 
@@ -109,6 +111,34 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(model: Path, tmp_pat
     done = llmrun("quantize", str(model), str(tmp_path / "out.gguf"), "Q8_0", env=env)
     assert done.returncode == 2
     assert done.stderr.decode().startswith("error: llama.cpp is not installed: the quantizer is part of llama.cpp\n")
+
+
+def test_projectors_need_no_llama_cpp(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "path")), str(ROOT)])}
+    projector, out = tiny_projector(tmp_path, "lfm2", "F16"), tmp_path / "mmproj-q8_0.gguf"
+    done = llmrun("quantize", str(projector), str(out), "q8_0", env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    first, second, _, tensors, _ = done.stdout.decode().splitlines()
+    assert first.startswith(f"model      {projector}  F16, ")
+    assert second.startswith(f"quantized  {out}  Q8_0, ")
+    assert tensors.startswith("tensors    ")
+    assert read_projector(out).family == "lfm2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Q4_K_M"], "is a vision projector, which can only become Q8_0"),
+        (["Q8_0", "--pure"], "error: --pure: not for vision projectors"),
+        (["Q8_0", "--output-type", "F16"], "error: --output-type: not for vision projectors"),
+    ],
+)
+def test_other_wishes_for_projectors_are_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
+    projector = tiny_projector(tmp_path, "lfm2", "F16")
+    done = llmrun("quantize", str(projector), str(tmp_path / "out.gguf"), *arguments)
+    error, hint = done.stderr.decode().splitlines()
+    assert (done.returncode, words in error, hint[:6]) == (2, True, "hint: ")
+    assert list(tmp_path.iterdir()) == [projector]
 
 
 def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Make a smaller file of a model with llama.cpp's quantizer.
 
-IN should be a model in F16, BF16 or F32. TYPE is the type of the new file, such as Q4_K_M, IQ4_XS or Q8_0. OUT is
-created only when its contents are complete. An importance matrix, which llmrun imatrix computes, makes types of four
-bits and fewer more accurate. The smallest types require an importance matrix.
+IN should be a model in F16, BF16 or F32, or a vision projector, which can only become Q8_0. TYPE is the type of the new
+file, such as Q4_K_M, IQ4_XS or Q8_0. OUT is created only when its contents are complete. An importance matrix, which
+llmrun imatrix computes, makes types of four bits and fewer more accurate. The smallest types require an importance
+matrix.
 
 Examples:
     llmrun quantize qwen3-4b-f16.gguf qwen3-4b-q4_k_m.gguf Q4_K_M
     llmrun quantize model-f16.gguf model-iq2_m.gguf IQ2_M --imatrix imatrix.gguf
     llmrun quantize model-f16.gguf model-q5_k_m.gguf Q5_K_M --dry-run
+    llmrun quantize mmproj-gemma-3-4b-f16.gguf mmproj-gemma-3-4b-q8_0.gguf Q8_0
 """
 
 from __future__ import annotations
@@ -96,14 +98,15 @@ def command(
         raise UsageError(f"{source}: a server's models cannot be quantized", hint="name a model on this machine")
     check_gguf_name(target)
 
-    from llmrun.backends.llama.kind import KIND
+    from llmrun.hub.names import is_projector
     from llmrun.jobs.file_types import COPY, file_type_named, weight_type_named
 
     chosen = file_type_named(file_type)
     output = None if output_type is None else weight_type_named(output_type, "--output-type")
     embedding = None if embedding_type is None else weight_type_named(embedding_type, "--embedding-type")
-    if (probe := KIND.probe()).missing:
-        raise UsageError(f"{probe.missing}: the quantizer is part of llama.cpp", hint=probe.hint)
+    # Only the header tells whether a file is a projector, which needs no llama.cpp. No model is downloaded without it.
+    if not (Path(source).is_file() or is_projector(source)):
+        _check_quantizer()
 
     from llmrun.backends.llama.imatrix_file import read_imatrix
     from llmrun.base.machine.cpu_count import default_threads
@@ -113,6 +116,8 @@ def command(
     from llmrun.hub.resolve.model_file import resolve
     from llmrun.jobs.batching.journal import check_absent
     from llmrun.jobs.quantizing import Job, plan_of, without_data
+    from llmrun.jobs.quantizing_projectors import plan_of_projector
+    from llmrun.model.vision.projector import is_projector_file
 
     if not dry_run:
         check_absent(target)
@@ -129,30 +134,56 @@ def command(
     )
     found = resolve(source, offline=settings.offline, reporter=HubReporter())
     with in_use(found.path), open_gguf(found.path) as file:
-        check_is_model(file)
-        plan = plan_of(file, job)
+        if of_projector := is_projector_file(file):
+            for flag, value in {
+                "--imatrix": imatrix,
+                "--pure": pure,
+                "--output-type": output,
+                "--embedding-type": embedding,
+                "--allow-requantize": allow_requantize,
+            }.items():
+                if value:
+                    raise UsageError(f"{flag}: not for vision projectors", hint="leave out the flag")
+            plan = plan_of_projector(file, chosen)
+        else:
+            check_is_model(file)
+            _check_quantizer()
+            plan = plan_of(file, job)
         if job.imatrix is not None and (missing := without_data(plan, job.imatrix)):
             out.note(f"--imatrix: the file has no data for {counted(len(missing), 'tensor')}, such as {missing[0]}")
         if dry_run:
             _show(_body(file, target, job, plan, plan.n_bytes), as_json=json_output)
             return 0
         started = time.monotonic()
-        n_bytes = _written(file, target, job, plan)
+        n_bytes = _written(file, target, job, plan, of_projector=of_projector)
         body = _body(file, target, job, plan, n_bytes) | {"seconds": round(time.monotonic() - started, 3)}
     _show(body, as_json=json_output)
+    if of_projector:
+        return 0
     compare = shell.words(["llmrun", "eval", str(target), "--against", source, "--text"])
     out.note(f"to measure the loss: {compare} FILE")
     return 0
 
 
-def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:
+def _check_quantizer() -> None:
+    """Raise UsageError if llama.cpp is not installed."""
+    from llmrun.backends.llama.kind import KIND
+
+    if (probe := KIND.probe()).missing:
+        raise UsageError(f"{probe.missing}: the quantizer is part of llama.cpp", hint=probe.hint)
+
+
+def _written(file: GGUFFile, target: Path, job: Job, plan: Plan, *, of_projector: bool) -> int:
     """Write the new file and return its size in bytes."""
     from llmrun.jobs.quantizing import quantize
+    from llmrun.jobs.quantizing_projectors import quantize_projector
 
     def show(share: float) -> None:
         out.progress(f"quantizing  {progress_bar(share)}  {share:.0%}")
 
     try:
+        if of_projector:
+            return quantize_projector(file, target, job.file_type, plan, show)
         return quantize(file, target, job, plan, show)
     finally:
         out.clear_progress()

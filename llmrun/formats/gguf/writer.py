@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from llmrun.formats.gguf.format import ARRAY_ID, BOOL_ID, DEFAULT_ALIGNMENT, MAGIC, SCALAR_TYPES, STRING_ID, VERSIONS
 from llmrun.formats.quants.weight_type import WeightType
 
-# Python's int and float are written as u32 and f32, which almost all keys use. A NumPy array keeps its type.
-NewValue = bool | int | float | str | Sequence[str] | NDArray[np.generic]
+# Python's int and float are written as u32 and f32, which almost all keys use. NumPy's numbers keep their type.
+NewValue = bool | int | float | str | Sequence[str] | np.generic | NDArray[np.generic]
 
 _U32, _F32 = 4, 6
-_ARRAY_IDS = {np.dtype("?" if id_ == BOOL_ID else scalar.layout.format): id_ for id_, scalar in SCALAR_TYPES.items()}
+_NUMBER_IDS = {np.dtype("?" if id_ == BOOL_ID else scalar.layout.format): id_ for id_, scalar in SCALAR_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,10 @@ def _value(key: str, value: NewValue) -> list[bytes]:
     """Return the type and the bytes of a value."""
     if isinstance(value, str):
         return [_id(STRING_ID), _string(value)]
+    if isinstance(value, np.generic):
+        return [_id(_NUMBER_IDS[value.dtype]), value.tobytes()]
     if isinstance(value, np.ndarray):
-        return [_id(ARRAY_ID), _id(_ARRAY_IDS[value.dtype]), struct.pack("<Q", value.size), value.tobytes()]
+        return [_id(ARRAY_ID), _id(_NUMBER_IDS[value.dtype]), struct.pack("<Q", value.size), value.tobytes()]
     if isinstance(value, bool | int | float):
         id_ = BOOL_ID if isinstance(value, bool) else _U32 if isinstance(value, int) else _F32
         try:

@@ -104,6 +104,11 @@ class ProjectorFile(Struct, frozen=True):
         return patches * self.patch_bytes + mask
 
 
+def is_projector_file(file: GGUFFile) -> bool:
+    """Return whether a file has a vision or audio encoder for a model, by its header."""
+    return file.string("general.architecture", "") == _ARCHITECTURE
+
+
 def read_projector(path: Path, *, least: int | None = None, most: int | None = None) -> ProjectorFile:
     """Read the header of a projector's file and check it.
 

@@ -65,6 +65,13 @@ _OTHERS: Final = {
 # Older converters exchanged the names of the two matrices.
 _EXCHANGED: Final = ("gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "idefics3")
 _WITHOUT_SUFFIX: Final = (".bias", ".weight.1", "class_embd", "img_break")
+# Matrices that stay floats: Gemma 3's is stored transposed, which libmtmd undoes only for floats. llama.cpp's converter
+# never quantizes the others, which are small.
+_NEVER_QUANTIZED: Final = {
+    "gemma3": ("mm.input_projection",),
+    "pixtral": ("mm.patch_merger",),
+    "gemma4uv": ("v.patch_embd",),
+}
 # Tensors that libmtmd needs only if several patches become one row
 _MERGED: Final = {"pixtral": "mm.input_norm:w mm.patch_merger:m,w"}
 _CONVOLVED, _ADDED = ("F32", "F16"), ("F32",)
@@ -113,6 +120,14 @@ def check_tensors(file: GGUFFile, family: str, known: Mapping[str, int]) -> Widt
 def deepstack_layers(file: GGUFFile) -> int:
     """Return the number of layers whose output becomes an additional part of the rows."""
     return sum(name.startswith("v.deepstack.") and name.endswith(".fc1.weight") for name in file.tensors)
+
+
+def quantizable(file: GGUFFile, family: str, merge: int) -> Iterator[str]:
+    """Yield the names of the matrices that may have a quantized type, because they are only multiplied by vectors."""
+    floats = [f"{name}.weight" for name in ("v.position_embd", *_NEVER_QUANTIZED.get(family, ()))]
+    for name, letters, _ in _wanted(file, family, file.integer("clip.vision.block_count", minimum=0), merge):
+        if name in file.tensors and len(letters) == 2 and name not in floats:
+            yield name
 
 
 def _wanted(file: GGUFFile, family: str, layers: int, merge: int) -> Iterator[tuple[str, list[str], bool]]:

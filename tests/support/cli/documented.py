@@ -88,6 +88,7 @@ def enter_home(folder: Path, page: Path, model: Path, monkeypatch: pytest.Monkey
     """
     from tests.support.gguf.gguf_files import tiny_llama  # heavy imports, which tests/test_docs.py does not need
     from tests.support.models.tiny_adapters import tiny_adapter
+    from tests.support.vision.projectors import tiny_projector
 
     adapted = smollm2()  # found before the home changes, and with it the folder of downloads
     for name in os.environ:
@@ -118,6 +119,7 @@ def enter_home(folder: Path, page: Path, model: Path, monkeypatch: pytest.Monkey
         _linked(snapshot_file(source.repository, commit, source.file), model)
         _written(reference_file(source.repository, source.revision), commit)
     tiny_llama(folder / "model-f16.gguf", weight_type="F16")
+    tiny_projector(folder, "gemma3", "F16", image_size=112).rename(folder / "mmproj-gemma-3-4b-f16.gguf")
     (folder / "adapters").mkdir()
     for name in ("pirate.gguf", "short.gguf", "adapters/v2.gguf"):
         tiny_adapter(folder / name, adapted, names=["blk.0.attn_q.weight"])
