@@ -187,10 +187,3 @@ def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
     assert body["text"]["same_top"]["value"] > 0.9
     assert 0.97 < body["text"]["perplexity_ratio"]["value"] < 1.03
     assert body["choices"]["acc"]["value"] == body["choices"]["base"]["acc"]["value"] == 1
-
-
-def test_the_removed_comparison_of_engines_names_its_successor() -> None:
-    done = llmrun("verify", "--engines")
-    assert done.returncode == 2
-    assert b"--engines: no longer exists" in done.stderr
-    assert b"--against-backend llama" in done.stderr

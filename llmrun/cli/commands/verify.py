@@ -1,11 +1,13 @@
 """Check that models are complete and unchanged.
 
 The command reads every byte and checks that the sha256 is the expected value, that the header is valid, and that no
-scale of a weight block is NaN or infinite.
+scale of a weight block is NaN or infinite. With --engines, the CPU engine and llama.cpp encode a test picture, and the
+embeddings must agree.
 
 Examples:
     llmrun verify
     llmrun verify ./file.gguf
+    llmrun verify gemma3:4b --engines
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from llmrun.hub.names import Expected
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.verification import VerificationResult
+    from llmrun.jobs.comparing_encoders import RowsCompared
 
 LISTING = {"heading": "Manage files", "place": 112}
 
@@ -39,14 +42,18 @@ def command(
         ),
     ] = None,
     same: options.SameAsModelsHere = None,
-    engines: Annotated[bool, typer.Option("--engines", hidden=True)] = False,  # removed
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Also compare both engines' embeddings of a picture.")
+    ] = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     apply_settings({"quiet": quiet})
     if engines:
-        hint = "llmrun eval NAME --backend cpu --against-backend llama --text FILE"
-        raise UsageError("--engines: no longer exists", hint=hint)
+        from llmrun.backends.llama.kind import KIND
+
+        if (probe := KIND.probe()).missing:
+            raise UsageError(f"--engines: {probe.missing}", hint=probe.hint)
 
     names = list(options.all_models(names, same))
     from llmrun.hub.upkeep.inventory import models
@@ -61,10 +68,22 @@ def command(
         except LlmrunError as error:
             exit_code = exit_code or error.exit_code
             out.error(str(error), error.hint)
-    verdicts = [_told(model, quietly=json_output) for model in chosen.values()]
+    verdicts: list[VerificationResult] = []
+    compared: dict[str, RowsCompared | None] = {}
+    for model in chosen.values():
+        verdicts.append(_told(model, quietly=json_output))
+        if engines and verdicts[-1].is_whole:
+            try:
+                compared[model.name] = _compared(model, is_named=bool(names), quietly=json_output)
+            except LlmrunError as error:
+                exit_code = exit_code or error.exit_code
+                out.error(f"{model.name}: {error}", error.hint)
     damaged = sum(bool(verdict.problems) for verdict in verdicts)
+    if not all(rows is None or rows.agrees or rows.known for rows in compared.values()):
+        exit_code = exit_code or LlmrunError.exit_code
     if json_output:
-        out.json({"models": [_as_json(verdict) for verdict in verdicts], "damaged": damaged})
+        told = [_as_json(verdict) | _rows_as_json(compared, verdict.name, asked=engines) for verdict in verdicts]
+        out.json({"models": told, "damaged": damaged})
     elif len(verdicts) > 1 or not names:
         unread = sum(not (verdict.is_whole or verdict.problems) for verdict in verdicts)
         out.lines(
@@ -115,6 +134,49 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
         known = "sha256 matches" if all(verdict.expected) else "no known sha256 to compare with"
         out.lines([f"{model.name}: OK: {known}, no NaN in {counted(verdict.tensors, 'tensor')}"])
     return verdict
+
+
+def _compared(model: Model, *, is_named: bool, quietly: bool) -> RowsCompared | None:
+    """Compare the rows of both engines for a test picture, and print the result. Returns None without a projector.
+
+    Raises UsageError if the model `is_named` and has no projector, and the errors of `compare_encoders`.
+    """
+    from llmrun.base.machine.cpu_count import default_threads
+    from llmrun.hub.local.projectors import projector_for
+    from llmrun.jobs.comparing_encoders import compare_encoders
+    from llmrun.model.vision.projector import read_projector
+
+    path = projector_for(model.path)
+    if path is None:
+        missing = "--engines: no vision projector, so there are no embeddings to compare"
+        text = f"to compare texts: llmrun eval {model.name} --backend cpu --against-backend llama --text FILE"
+        if is_named:
+            raise UsageError(missing, hint=text)
+        out.detail(f"{model.name}: {missing}")
+        return None
+    out.progress(f"{model.name}: encoding a test picture with both engines")
+    rows = compare_encoders(model.path, read_projector(path), default_threads())
+    out.clear_progress()
+    seen = f"{counted(rows.rows, 'embedding')} of a test picture: "
+    seen += f"smallest cosine {rows.cosine:.5f}, largest relative difference {rows.difference:.2%}"
+    if rows.agrees and not quietly:
+        out.lines([f"{model.name}: OK: both engines agree on {seen}"])
+    elif not rows.agrees and rows.known:
+        out.note(f"{model.name}: the engines differ, as expected, on {seen}: {rows.known}")
+    elif not rows.agrees:
+        hint = f"a cosine below {rows.tolerance} is a fault of an engine or of the projector; please report it"
+        out.error(f"{model.name}: the engines differ on {seen}", hint)
+    return rows
+
+
+def _rows_as_json(compared: dict[str, RowsCompared | None], name: str, *, asked: bool) -> dict[str, Any]:
+    if not asked:
+        return {}
+    rows = compared.get(name)
+    if rows is None:
+        return {"engines": None}
+    fields = rows._asdict() | {"projector": str(rows.projector), "agrees": rows.agrees}
+    return {"engines": fields}
 
 
 def _promised(model: Model) -> tuple[Expected, ...]:

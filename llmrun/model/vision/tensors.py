@@ -74,7 +74,7 @@ _NEVER_QUANTIZED: Final = {
 }
 # Tensors that libmtmd needs only if several patches become one row
 _MERGED: Final = {"pixtral": "mm.input_norm:w mm.patch_merger:m,w"}
-_CONVOLVED, _ADDED = ("F32", "F16"), ("F32",)
+_CONVOLVED, _ADDED, _TRANSPOSED = ("F32", "F16"), ("F32",), ("F32", "F16", "BF16")
 
 
 class Widths(Struct, frozen=True):
@@ -166,9 +166,9 @@ def _check(file: GGUFFile, name: str, letters: list[str], sizes: dict[str, int])
         raise file.bad(name, f"the shape must be {dimensions(tuple(wanted))}, not {dimensions(found)}")
     if "P" in letters:
         _check_positions(file, name, sizes, by_axis=len(letters) == 3)
-    # libmtmd ends the process if it adds, multiplies or convolves other types.
+    # libmtmd ends the process if it adds, multiplies or convolves other types, or writes out of bounds.
     added = len(letters) == 1 or (len(letters) == 2 and "position_embd" in name)
-    types = _CONVOLVED if len(letters) == 4 else _ADDED if added else ()
+    types = _CONVOLVED if len(letters) == 4 else _ADDED if added else _TRANSPOSED if letters == ["t", "w"] else ()
     if types and tensor.type.name not in types:
         path, kinds = shown(str(file.path), 300), " or ".join(types)
         raise UnsupportedModel(f"weight type not supported: {path}: {name} must be {kinds}, not {tensor.type.name}")

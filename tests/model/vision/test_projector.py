@@ -233,6 +233,18 @@ def test_weight_types_that_crash_libmtmd_are_refused(tmp_path: Path, name: str, 
     assert f"{name} must be {wanted}, not {kind}" in str(error)
 
 
+def test_transposed_matrices_must_be_floats(tmp_path: Path) -> None:
+    """libmtmd transposes Gemma 3's projection, and writes out of bounds for blocks of weights."""
+    plain = tiny_projector(tmp_path, "gemma3", image_size=112)
+
+    def change(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["mm.input_projection.weight"] = ("Q8_0", np.zeros((64, 96), np.float32))
+
+    error = refusal(changed_copy(plain, tmp_path / "mmproj-changed.gguf", change))
+    assert isinstance(error, UnsupportedModel)
+    assert "mm.input_projection.weight must be F32 or F16 or BF16, not Q8_0" in str(error)
+
+
 def test_the_identity_is_that_of_the_file(tmp_path: Path) -> None:
     path = tiny_projector(tmp_path, "lfm2")
     first = read_projector(path).identity
