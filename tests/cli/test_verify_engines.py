@@ -30,13 +30,13 @@ def test_agreement_is_one_line(model: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     whole, engines = done.stdout.decode().splitlines()
     assert whole.startswith(f"{model}: OK: ")
-    assert engines.startswith(f"{model}: OK: both engines agree on 64 embeddings of a test picture: smallest cosine ")
+    assert engines.startswith(f"{model}: OK: both engines agree on 4 embeddings of a test picture: smallest cosine ")
 
 
 def test_json_has_the_numbers(model: Path) -> None:
     body = json.loads(llmrun("verify", str(model), "--engines", "--json").stdout)
     engines = body["models"][0]["engines"]
-    assert (engines["agrees"], engines["rows"], engines["tolerance"]) == (True, 64, 0.999)
+    assert (engines["agrees"], engines["rows"], engines["tolerance"]) == (True, 4, 0.999)
     assert engines["projector"] == str(model.with_name("mmproj-model.gguf"))
     assert 0.999 < engines["cosine"] <= 1
     assert "engines" not in json.loads(llmrun("verify", str(model), "--json").stdout)["models"][0]
