@@ -56,6 +56,8 @@ _KEY_TYPES: Final = {
 # Limits that libmtmd checks, too
 _MOST_SIDE, _MOST_MERGE, _MOST_LAYERS = 8192, 16, 512
 
+_MOST_NORMAL = 1e6  # the largest mean or deviation of pixels; real ones are below 1
+
 
 class ProjectorFile(Struct, frozen=True):
     """A projector's file that was read and checked, but is no longer open. See `Projector` for the other fields.
@@ -275,10 +277,11 @@ def _check_numbers(file: GGUFFile) -> None:
     key = "clip.vision.attention.layer_norm_epsilon"
     if (epsilon := file.number(key)) < 0:
         raise file.bad(key, f"must be 0 or more, not {epsilon}")
-    for key in ("clip.vision.image_mean", "clip.vision.image_std"):
-        if len(file.numbers(key)) < 3:
+    for key, least in (("clip.vision.image_mean", 0.0), ("clip.vision.image_std", 1 / _MOST_NORMAL)):
+        if len(numbers := file.numbers(key)[:3]) < 3:
             raise file.bad(key, "must have 3 numbers")
-    if not all(file.numbers("clip.vision.image_std")[:3]):
-        raise file.bad("clip.vision.image_std", "must not be 0")
+        for number in numbers:
+            if not least <= abs(number) <= _MOST_NORMAL:
+                raise file.bad(key, f"must have magnitudes from {least:g} to {_MOST_NORMAL:g}, not {number:g}")
     if file.boolean("clip.use_gelu", False) and file.boolean("clip.use_silu", False):
         raise BadGGUF(f"clip.use_gelu and clip.use_silu are both true: {shown(str(file.path), 300)}")
