@@ -51,7 +51,7 @@ STRANGERS = [Request(TokenPrompt(StableRandom(seed).tokens(30 + seed, 290)), max
 
 
 class OtherVision(HashedVision):
-    """An encoder whose rows differ in their last bits, like those of another version of libmtmd."""
+    """An encoder whose rows differ in their last bits, like those of another version of the encoder."""
 
     def begin(self, tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout) -> Any:
         encoding = super().begin(tiles, layout)

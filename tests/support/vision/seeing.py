@@ -17,7 +17,6 @@ from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import Cancelled
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.vision.layout import Rows
-from llmrun.model.vision.projector import read_projector
 from tests.support.gguf.gguf_files import CONTROL
 from tests.support.vision.opened import SMALL
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model, vision_vocabulary
@@ -136,15 +135,15 @@ def _noise(tile: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.float3
 
 
 class TinySeeing:
-    """A tiny model of a row of TINY_PROJECTORS with random weights, on the CPU engine."""
+    """A tiny model of a row of TINY_PROJECTORS with random weights, and its encoder, on the CPU engine."""
 
     sizes: tuple[tuple[int, int], ...] = ((28, 28), (40, 90), (90, 40), (160, 130))
 
-    def __init__(self, folder: Path, name: str, most: int | None = None) -> None:
+    def __init__(self, folder: Path, name: str, weight_type: str, most: int | None = None) -> None:
         self.name = name
         self.ends = tuple(token for token, kind in enumerate(vision_vocabulary(name).types) if kind == CONTROL)
         self._model = tiny_text_model(folder, name)
-        self._projector, self._most = tiny_projector(folder, name, **SMALL.get(name, {})), most
+        self._projector, self._most = tiny_projector(folder, name, weight_type, **SMALL.get(name, {})), most
 
     def open(self, *, threads: int, sequences: int = 1, is_full: bool = False) -> Backend:
         options = OpenOptions(
@@ -153,10 +152,11 @@ class TinySeeing:
             kv_tokens=_CONTEXT if is_full else None,
             threads=threads,
             saves_state=True,
+            mmproj=str(self._projector),
+            image_max_tokens=self._most,
         )
-        vision = HashedVision(read_projector(self._projector, most=self._most))
         with open_gguf(self._model) as file:
-            return CpuBackend(file, options, vision=vision)
+            return CpuBackend(file, options)
 
     def arguments(self, folder: Path) -> list[str]:
         limit = [] if self._most is None else ["--image-max-tokens", str(self._most)]
@@ -168,13 +168,13 @@ def _scripted(projector: Mapping[str, Any], checkpoint: int | None = None) -> Ca
     return lambda folder: ScriptedSeeing(folder, dict(projector), checkpoint)
 
 
-def _tiny(name: str, most: int | None = None) -> Callable[[Path], Seeing]:
-    return lambda folder: TinySeeing(folder, name, most)
+def _tiny(name: str, weight_type: str) -> Callable[[Path], Seeing]:
+    return lambda folder: TinySeeing(folder, name, weight_type, 70 if name.startswith("gemma4") else None)
 
 
+# The weights of every other encoder are quantized, and so are its keys and values.
 SEEING: dict[str, Callable[[Path], Seeing]] = {
-    **{name: _tiny(name) for name in TINY_PROJECTORS if not name.startswith("gemma4")},
-    "gemma4v": _tiny("gemma4v", 70),
+    **{name: _tiny(name, ("F32", "Q8_0")[number % 2]) for number, name in enumerate(TINY_PROJECTORS)},
     "scripted": _scripted({}),
     "scripted, not causal": _scripted({"is_causal": False}, 8),
     "scripted, M-RoPE": _scripted({"uses_mrope": True}, 16),
