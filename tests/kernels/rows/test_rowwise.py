@@ -76,7 +76,8 @@ def run_gated(
 
 def gelu_erf(x: NDArray[np.float64]) -> NDArray[np.float64]:
     halves = [0.5 * math.erfc(-number / math.sqrt(2)) for number in x.ravel().tolist()]
-    return x * np.array(halves).reshape(x.shape)
+    exact: NDArray[np.float64] = x * np.array(halves).reshape(x.shape)
+    return exact
 
 
 # The activations that are computed without a sigmoid, in float64.

@@ -170,7 +170,8 @@ class Qwen3VLEncoder(_Qwen):
         def added(tile: slice) -> NDArray[np.float32]:
             row, column = np.divmod(usual.patches[tile], columns)
             found: NDArray[np.float32] = of_columns[low[row], column] * (np.float32(1) - share[row])
-            return found + of_columns[high[row], column] * share[row]
+            found += of_columns[high[row], column] * share[row]
+            return found
 
         return Geometry(usual.patches, usual.groups, added, positions=usual.positions)
 
