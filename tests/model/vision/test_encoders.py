@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.support.vision.encoder_cases import ENCODER_CASES, compared, difference, least_cosine
+from llmrun.base.errors import BadGGUF
+from tests.support.vision.encoder_cases import ENCODER_CASES, compared, difference, encoder_in, least_cosine
+from tests.support.vision.projectors import tiny_projector
 
 pytestmark = pytest.mark.push
 
@@ -29,3 +32,11 @@ def test_rows_of_quantized_files_are_libmtmd_s(tmp_path: Path, name: str, weight
     found, expected = compared(ENCODER_CASES[name], tmp_path, weight_type)["rows"]
     assert difference(found, expected) <= limit
     assert least_cosine(found, expected) > 0.999
+
+
+@pytest.mark.parametrize("position", [np.nan, np.inf, 1e31])
+def test_positions_that_would_overflow_are_refused(tmp_path: Path, position: float) -> None:
+    values = np.full((64, 64), position, np.float32)
+    path = tiny_projector(tmp_path, "gemma3", image_size=112, replaced={"v.position_embd.weight": ("F32", values)})
+    with pytest.raises(BadGGUF, match="must be numbers of at most 1e\\+30"), encoder_in(path):
+        pass

@@ -94,7 +94,7 @@ _IDEFICS3 = {"image_size": 128, "keys": {"preproc_image_size": 512}}
 ENCODER_CASES: dict[str, EncoderCase] = {
     "gemma3": EncoderCase("gemma3", [(112, 112)] * 2, {"image_size": 112}),
     "gemma3 heads of 72": EncoderCase(
-        "gemma3", [(112, 112)], {"image_size": 112, "width": 288, "feed_forward": 320, "gelu": False}
+        "gemma3", [(112, 112)], {"image_size": 112, "width": 288, "feed_forward": 320, "gelu": False, "epsilon": 1e-3}
     ),
     "idefics3": EncoderCase("idefics3", [(128, 128)] * 3, _IDEFICS3),
     "gemma4uv": EncoderCase("gemma4uv", [(240, 144), (48, 192)], start="pos_embd", convolves=False),

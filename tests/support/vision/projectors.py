@@ -354,17 +354,19 @@ def tiny_projector(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
     without: Sequence[str] = (),
+    replaced: Mapping[str, Tensor] | None = None,
     **fields: Any,
 ) -> Path:
     """Write the projector of a row and return its path.
 
-    extra    metadata to add or replace
-    without  metadata and tensors to leave out
-    fields   override the row's; a small `image_size` makes the encoding of families with a fixed size fast
+    extra     metadata to add or replace
+    without   metadata and tensors to leave out
+    replaced  tensors to replace
+    fields    override the row's; a small `image_size` makes the encoding of families with a fixed size fast
     """
     row = replace(TINY_PROJECTORS[name], **fields)
     metadata = row.metadata(text_width) | dict(extra or {})
-    tensors = row.tensors(weight_type, text_width, seed)
+    tensors = row.tensors(weight_type, text_width, seed) | dict(replaced or {})
     for left_out in without:
         (metadata if left_out in metadata else tensors).pop(left_out)
     path = folder / f"mmproj-tiny-{name.replace(' ', '-')}-{weight_type}.gguf"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 _HEAD_MULTIPLE = 16
+_MOST_POSITION = 1e30  # sums of positions and features cannot overflow in float32
 
 
 class EncoderWriter:
@@ -111,9 +112,17 @@ class EncoderWriter:
         return _float_matrix(name, weights)
 
     def table(self, name: str) -> NDArray[np.float32]:
-        """Return a table of positions, float32[positions, width]. Tables of several axes follow each other."""
+        """Return a table of positions, float32[positions, width]. Tables of several axes follow each other.
+
+        Raises BadGGUF for positions that are not finite or too large.
+        """
         self.tensors.leave_out(f"{name}.weight")
-        return vector(self.file, f"{name}.weight").reshape(-1, self.width)
+        table = vector(self.file, f"{name}.weight").reshape(-1, self.width)
+        if not np.abs(table).max() <= _MOST_POSITION:  # also if there are NaNs
+            raise self.file.bad(
+                f"{name}.weight", f"must be numbers of at most {_MOST_POSITION:g}, the positions of patches"
+            )
+        return table
 
     def patch_matrix(self, name: str, columns: int, *others: str) -> Matrix:
         """Return the matrix of a convolution over patches, which do not overlap, or the sum of several ones."""
