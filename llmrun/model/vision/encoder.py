@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.builder import Stage
     from llmrun.model.plan.shapes import Reach
-    from llmrun.model.plan.twin import Value
     from llmrun.model.vision.projector import ProjectorFile
 
 TILE_ROWS = 256  # rows that a stage computes at a time
@@ -71,17 +71,18 @@ class VisionEncoder(ABC):
     patches  the value with the normalized pixels of patches: all of a channel's rows of pixels, channel by channel
     x        the features of all rows, which the layers change in place
     patch    the side of a patch, in pixels
+    merge    patches per row of embeddings, in each direction
     """
 
     names: ClassVar[tuple[str, ...]]
-    patches: Value
-    x: Value
-    patch: int
 
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         """Write the plan. Raises BadGGUF and UnsupportedModel."""
         self.plan = Plan()
         self.projector = projector
+        self.patch, self.merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
+        self.patches = Value(3 * self.patch**2)
+        self.x = Value(file.integer("clip.vision.embedding_length", minimum=1))
         mean, deviation = (
             np.array(file.numbers(f"clip.vision.image_{name}")[:3], np.float64)[:, None] for name in ("mean", "std")
         )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.model.archs.parts.tensors import vector
 from llmrun.model.plan.elementary import Pairing, Rope, inverse_powers
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.twin import Value
@@ -57,8 +56,6 @@ class Gemma4TowerEncoder(VisionEncoder):
         super().__init__(file, projector)
         self._normalized = 2 * self._normalized - 1
         w, plan = _ClampingWriter(file, self.plan), self.plan
-        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
-        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
         rope = _rope(w)
         with w.stage("patches", self.patches) as gives:
             gives.append(plan.linear(self.patches, w.patch_matrix("v.patch_embd.weight", self.patches.width)))
@@ -84,10 +81,9 @@ class Gemma4TowerEncoder(VisionEncoder):
                 h = plan.multiply(h, w.tensors.vector("v.std_scale", w.width))
             h = plan.rmsnorm(h, np.ones(w.width, np.float32), w.epsilon)
             gives.append(w.linear("mm.input_projection", h, projector.row_width))
-        w.tensors.leave_out("v.position_embd.weight")
-        tables = vector(file, "v.position_embd.weight").reshape(2, -1, w.width)
+        tables = w.table("v.position_embd").reshape(2, -1, w.width)
         # The file has 10,240 positions for each axis, which would take 94 MB with 1152 features.
-        self._tables = tables[:, : projector.most_rows * self._merge].copy()
+        self._tables = tables[:, : projector.most_rows * self.merge].copy()
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
@@ -97,7 +93,7 @@ class Gemma4TowerEncoder(VisionEncoder):
             found: NDArray[np.float32] = of_columns[patches[rows] % columns] + of_rows[patches[rows] // columns]
             return found
 
-        groups = square_groups(columns, rows, self._merge)
+        groups = square_groups(columns, rows, self.merge)
         return Geometry(patches, groups, added, positions=grid_positions(columns, rows))
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:

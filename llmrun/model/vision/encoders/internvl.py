@@ -34,8 +34,6 @@ class InternVLEncoder(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         w, plan = EncoderWriter(file, self.plan), self.plan
-        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
-        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
         with w.stage("patches", self.patches) as gives:
             matrix = w.patch_matrix("v.patch_embd.weight", self.patches.width)
             gives.append(w.biased("v.patch_embd.bias", plan.linear(self.patches, matrix)))
@@ -53,10 +51,10 @@ class InternVLEncoder(VisionEncoder):
                 made = w.mlp(block, norm(f"{block}.ln2", self.x), self.activation)
                 plan.add(_scaled(w, f"{block}.ls2", made), self.x)
                 gives.append(self.x)
-        merged = Value(w.width * self._merge**2)
+        merged = Value(w.width * self.merge**2)
         with w.stage("embeddings", merged) as gives:
             h = w.layernorm("mm.model.mlp.0", merged, _PROJECTOR_EPSILON)
-            h = w.linear("mm.model.mlp.1", h, file.tensors["mm.model.mlp.1.weight"].n_rows)
+            h = w.linear("mm.model.mlp.1", h, w.rows_of("mm.model.mlp.1"))
             gives.append(w.linear("mm.model.mlp.3", plan.activate(h, self.activation), projector.row_width))
         positions = w.table("v.position_embd")
         positions[0] += w.tensors.vector("v.class_embd", w.width)
@@ -64,7 +62,7 @@ class InternVLEncoder(VisionEncoder):
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        groups = square_groups(columns, rows, self._merge, first=1)
+        groups = square_groups(columns, rows, self.merge, first=1)
         return Geometry(np.arange(columns * rows), groups, self._added.__getitem__, leading=1)
 
 

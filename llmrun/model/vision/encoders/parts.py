@@ -7,7 +7,7 @@ dot product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -198,7 +198,31 @@ class EncoderWriter:
             return found
         return self.plan.slice(found, 0, self.head_size, groups=self.heads)
 
-    # --- feed-forward ---
+    # --- layers ---
+
+    def layer(
+        self,
+        number: int,
+        x: Value,
+        norm: Callable[[str, Value], Value],
+        feed_forward: Callable[[str, Value], Value],
+        rope: Rope | None = None,
+        shape: AttentionShape | None = None,
+    ) -> None:
+        """Append the stages of a layer: attention and a feed-forward network, both of which read normalized features.
+
+        norm          normalizes features, given the name of a norm
+        feed_forward  computes the network, given the name of the layer and normalized features
+        """
+        block = f"v.blk.{number}"
+        with self.stage(f"keys {number}", x):
+            h = norm(f"{block}.ln1", x)
+            self.plan.store(self.keys(block, h), self.values(block, h), shape or self.shape, rope)
+        with self.stage(f"layer {number}", x) as gives:
+            q = self.queries(block, norm(f"{block}.ln1", x))
+            self.linear_add(f"{block}.attn_out", self.attended(q, rope, shape=shape), x)
+            self.plan.add(feed_forward(block, norm(f"{block}.ln2", x)), x)
+            gives.append(x)
 
     def _feed_forward_names(self, block: str) -> tuple[str, str]:
         """Return the names of the first and the second matrix, which older converters exchanged."""

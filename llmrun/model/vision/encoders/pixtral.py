@@ -5,6 +5,7 @@ GELU is exact, as in the models' code. libmtmd computes tanh GELU.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,38 +36,28 @@ class PixtralEncoder(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         w, plan = EncoderWriter(file, self.plan), self.plan
-        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
-        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
         rope = _rope(w)
         activation = Activation.GELU_ERF if file.boolean("clip.use_gelu", False) else Activation.SILU
         with w.stage("patches", self.patches) as gives:
             h = plan.linear(self.patches, w.patch_matrix("v.patch_embd.weight", self.patches.width))
             gives.append(w.rmsnorm("v.pre_ln", h) if "v.pre_ln.weight" in w.tensors else h)
         for layer in range(w.layers):
-            block = f"v.blk.{layer}"
-            with w.stage(f"keys {layer}", self.x):
-                h = w.rmsnorm(f"{block}.ln1", self.x)
-                plan.store(w.keys(block, h), w.values(block, h), w.shape, rope)
-            with w.stage(f"layer {layer}", self.x) as gives:
-                q = w.queries(block, w.rmsnorm(f"{block}.ln1", self.x))
-                w.linear_add(f"{block}.attn_out", w.attended(q, rope), self.x)
-                plan.add(w.gated(block, w.rmsnorm(f"{block}.ln2", self.x), activation), self.x)
-                gives.append(self.x)
+            w.layer(layer, self.x, w.rmsnorm, partial(w.gated, activation=activation), rope)
         has_merger = "mm.patch_merger.weight" in w.tensors
         if has_merger:
             with w.stage("norm", self.x) as gives:
                 gives.append(w.rmsnorm("mm.input_norm", self.x))
-        h = merged = Value(w.width * self._merge**2)
+        h = merged = Value(w.width * self.merge**2)
         with w.stage("embeddings", merged) as gives:
             if has_merger:
                 h = w.linear("mm.patch_merger", h, w.width)
-            h = w.linear("mm.1", h, file.tensors["mm.1.weight"].n_rows)
+            h = w.linear("mm.1", h, w.rows_of("mm.1"))
             gives.append(w.linear("mm.2", plan.activate(h, self.projector_activation), projector.row_width))
         self._break = w.tensors.vector("v.token_embd.img_break", projector.row_width)
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        groups = square_groups(columns, rows, self._merge)
+        groups = square_groups(columns, rows, self.merge)
         return Geometry(np.arange(columns * rows), groups, positions=grid_positions(columns, rows))
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -74,7 +65,7 @@ class PixtralEncoder(VisionEncoder):
         return x[groups].transpose(0, 2, 1).reshape(len(groups), -1)
 
     def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
-        lines = parts[0].reshape(rows // self._merge, columns // self._merge, -1)
+        lines = parts[0].reshape(rows // self.merge, columns // self.merge, -1)
         breaks = np.broadcast_to(self._break, (len(lines), 1, len(self._break)))
         return np.concatenate([lines, breaks], axis=1).reshape(-1, len(self._break))[:-1]
 

@@ -40,27 +40,17 @@ class _Qwen(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         self.w = w = EncoderWriter(file, self.plan)
-        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
-        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
         rope = _rope(w)
         with w.stage("patches", self.patches) as gives:
             # A still image is two equal frames of a video.
             frames = w.patch_matrix("v.patch_embd.weight", self.patches.width, "v.patch_embd.weight.1")
             gives.append(w.biased("v.patch_embd.bias", self.plan.linear(self.patches, frames)))
         for layer in range(w.layers):
-            block, shape = f"v.blk.{layer}", self._shape(layer)
-            with w.stage(f"keys {layer}", self.x):
-                h = self._norm(f"{block}.ln1", self.x)
-                self.plan.store(w.keys(block, h), w.values(block, h), shape, rope)
-            with w.stage(f"layer {layer}", self.x) as gives:
-                q = w.queries(block, self._norm(f"{block}.ln1", self.x))
-                w.linear_add(f"{block}.attn_out", w.attended(q, rope, shape=shape), self.x)
-                self.plan.add(self._feed_forward(block, self._norm(f"{block}.ln2", self.x)), self.x)
-                gives.append(self.x)
+            w.layer(layer, self.x, self._norm, self._feed_forward, rope, self._shape(layer))
             self._after(layer)
         with w.stage("norm", self.x) as gives:
             gives.append(self._norm("v.post_ln", self.x))
-        merged = Value(w.width * self._merge**2)
+        merged = Value(w.width * self.merge**2)
         with w.stage("embeddings", merged) as gives:
             gives.append(self._merged_by("mm.0", "mm.2", merged))
         self._read_others()
@@ -88,8 +78,8 @@ class _Qwen(VisionEncoder):
         return self.w.linear(second, made, self.w.rows_of(second))
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        patches = square_groups(columns, rows, self._merge).reshape(-1)
-        groups = np.arange(len(patches)).reshape(-1, self._merge**2)
+        patches = square_groups(columns, rows, self.merge).reshape(-1)
+        groups = np.arange(len(patches)).reshape(-1, self.merge**2)
         return Geometry(patches, groups, positions=grid_positions(columns, rows)[patches])
 
 
@@ -124,18 +114,18 @@ class Qwen25VLEncoder(_Qwen):
 
     @property
     def _window_shape(self) -> AttentionShape:
-        return self.w.shape_around((self._side * self._merge) ** 2 - 1)
+        return self.w.shape_around((self._side * self.merge) ** 2 - 1)
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         usual = super().geometry(columns, rows)
-        row, column = np.divmod(np.arange(len(usual.groups)), columns // self._merge)
-        in_windows = -(-columns // self._merge // self._side)
+        row, column = np.divmod(np.arange(len(usual.groups)), columns // self.merge)
+        in_windows = -(-columns // self.merge // self._side)
         window = row // self._side * in_windows + column // self._side
         order = np.argsort(window, kind="stable")  # the merged patches, window by window
-        patches = usual.patches.reshape(-1, self._merge**2)[order].reshape(-1)
+        patches = usual.patches.reshape(-1, self.merge**2)[order].reshape(-1)
         groups = np.empty_like(usual.groups)
         groups[order] = usual.groups
-        counts = self._merge**2 * np.bincount(window)
+        counts = self.merge**2 * np.bincount(window)
         ends = np.cumsum(counts)
         seen = np.repeat(np.stack([ends - counts, ends], axis=1), counts, axis=0).astype(np.int32)
         positions = grid_positions(columns, rows)[patches]
@@ -156,7 +146,7 @@ class Qwen3VLEncoder(_Qwen):
         name = f"v.deepstack.{layer}"
         if f"{name}.fc1.weight" not in self.w.tensors:
             return
-        merged = Value(self.w.width * self._merge**2)
+        merged = Value(self.w.width * self.merge**2)
         with self.w.stage(f"deepstack {layer}", merged) as gives:
             h = self.w.layernorm(f"{name}.norm", merged)
             gives.append(self._merged_by(f"{name}.fc1", f"{name}.fc2", h))

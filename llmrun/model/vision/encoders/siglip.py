@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -26,22 +27,12 @@ class _Siglip(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         w = EncoderWriter(file, self.plan)
-        self.patch, self._merge = projector.layouts.sizes.patch_size, projector.layouts.sizes.merge
-        self.patches, self.x = Value(3 * self.patch**2), Value(w.width)
         activation = usual_activation(file)
         with w.stage("patches", self.patches) as gives:
             matrix = w.patch_matrix("v.patch_embd.weight", self.patches.width)
             gives.append(w.biased("v.patch_embd.bias", self.plan.linear(self.patches, matrix)))
         for layer in range(w.layers):
-            block = f"v.blk.{layer}"
-            with w.stage(f"keys {layer}", self.x):
-                h = w.layernorm(f"{block}.ln1", self.x)
-                self.plan.store(w.keys(block, h), w.values(block, h), w.shape, None)
-            with w.stage(f"layer {layer}", self.x) as gives:
-                q = w.queries(block, w.layernorm(f"{block}.ln1", self.x))
-                w.linear_add(f"{block}.attn_out", w.attended(q), self.x)
-                self.plan.add(w.mlp(block, w.layernorm(f"{block}.ln2", self.x), activation), self.x)
-                gives.append(self.x)
+            w.layer(layer, self.x, w.layernorm, partial(w.mlp, activation=activation))
         if "v.post_ln.weight" in w.tensors:
             with w.stage("post norm", self.x) as gives:
                 gives.append(w.layernorm("v.post_ln", self.x))
@@ -55,7 +46,7 @@ class _Siglip(VisionEncoder):
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         return Geometry(
-            np.arange(columns * rows), square_groups(columns, rows, self._merge), self._positions.__getitem__
+            np.arange(columns * rows), square_groups(columns, rows, self.merge), self._positions.__getitem__
         )
 
 
@@ -80,7 +71,7 @@ class Idefics3Encoder(_Siglip):
     names = ("idefics3",)
 
     def _project(self, w: EncoderWriter) -> None:
-        merged = Value(w.width * self._merge**2)
+        merged = Value(w.width * self.merge**2)
         with w.stage("embeddings", merged) as gives:
             gives.append(w.linear("mm.model.fc", merged, self.projector.row_width))
 
@@ -91,7 +82,7 @@ class Lfm2Encoder(_Siglip):
     names = ("lfm2",)
 
     def _project(self, w: EncoderWriter) -> None:
-        merged = Value(w.width * self._merge**2)
+        merged = Value(w.width * self.merge**2)
         with w.stage("embeddings", merged) as gives:
             h = w.layernorm("mm.input_norm", merged, 1e-5) if "mm.input_norm.weight" in w.tensors else merged
             h = self.plan.activate(w.linear("mm.1", h, w.rows_of("mm.1")), Activation.GELU_ERF)
@@ -100,7 +91,7 @@ class Lfm2Encoder(_Siglip):
     def geometry(self, columns: int, rows: int) -> Geometry:
         side = isqrt(len(self._positions))
         positions = resized(self._positions.reshape(side, side, -1), rows, columns).reshape(rows * columns, -1)
-        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self._merge), positions.__getitem__)
+        return Geometry(np.arange(columns * rows), square_groups(columns, rows, self.merge), positions.__getitem__)
 
 
 def resized(table: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:

@@ -27,8 +27,8 @@ class UnifiedEncoder(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         w = EncoderWriter(file, self.plan)
-        self.patch = projector.unit
-        self.patches, self.x, embedded = Value(3 * self.patch**2), Value(w.width), Value(w.width)
+        self.patch = projector.unit  # a patch is as large as the square that becomes a row
+        self.patches, embedded = Value(3 * self.patch**2), Value(w.width)
         with w.stage("patches", self.patches) as gives:
             h = w.layernorm("v.patch_norm.1", self.patches, _EPSILON)
             gives.append(w.layernorm("v.patch_norm.2", w.linear("v.patch_embd", h, w.width), _EPSILON))
