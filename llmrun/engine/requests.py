@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from msgspec import Struct, field, structs
 
-from llmrun.base.amounts import format_expected
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import IMAGE_ROW, FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.engine.constraint.base import ResponseFormat
@@ -290,6 +289,8 @@ class ImageProgress(Portable, frozen=True):
     @property
     def words(self) -> str:
         """The progress for people, such as "reading image 1 of 3: 40%, about 7 s left"."""
+        from llmrun.base.amounts import format_expected  # commands without a model do not need it
+
         image = "the image" if self.count == 1 else f"image {self.number} of {self.count}"
         if self.left_s is None:
             return f"reading {image}"
