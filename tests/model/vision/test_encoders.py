@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmrun.base.errors import BadGGUF
+from llmrun.model.vision.reference import encode_exactly
 from tests.support.vision.encoder_cases import ENCODER_CASES, compared, difference, encoder_in, least_cosine
 from tests.support.vision.projectors import tiny_projector
 
@@ -40,3 +42,14 @@ def test_positions_that_would_overflow_are_refused(tmp_path: Path, position: flo
     path = tiny_projector(tmp_path, "gemma3", image_size=112, replaced={"v.position_embd.weight": ("F32", values)})
     with pytest.raises(BadGGUF, match="must be numbers of at most 1e\\+30"), encoder_in(path):
         pass
+
+
+def test_smolvlm_s_epsilon_is_the_model_s(tmp_path: Path) -> None:
+    """The model's code has 1e-6 where the converter writes 1e-5."""
+    case = ENCODER_CASES["idefics3"]
+    rows = {}
+    for epsilon in (1e-6, 1e-5, 1e-4):
+        with encoder_in(replace(case, fields={**case.fields, "epsilon": epsilon}).write(tmp_path, "F32")) as encoder:
+            rows[epsilon] = encode_exactly(encoder, case.pictures()[0])
+    assert np.array_equal(rows[1e-5], rows[1e-6])
+    assert not np.array_equal(rows[1e-4], rows[1e-6])

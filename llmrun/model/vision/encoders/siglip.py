@@ -27,6 +27,7 @@ class _Siglip(VisionEncoder):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         super().__init__(file, projector)
         w = EncoderWriter(file, self.plan)
+        w.epsilon = self._epsilon(w.epsilon)
         activation = usual_activation(file)
         with w.stage("patches", self.patches) as gives:
             matrix = w.patch_matrix("v.patch_embd.weight", self.patches.width)
@@ -39,6 +40,10 @@ class _Siglip(VisionEncoder):
         self._positions = w.table("v.position_embd")
         self._project(w)
         w.finish()
+
+    def _epsilon(self, in_file: float) -> float:
+        """Return the epsilon of the LayerNorms, given the epsilon in the file."""
+        return in_file
 
     @abstractmethod
     def _project(self, w: EncoderWriter) -> None:
@@ -66,9 +71,15 @@ class Gemma3Encoder(_Siglip):
 
 
 class Idefics3Encoder(_Siglip):
-    """Idefics3, SmolVLM and Granite Docling: one matrix for squares of patches."""
+    """Idefics3, SmolVLM and Granite Docling: one matrix for squares of patches.
+
+    The published configurations have no epsilon, which means 1e-6. The converter writes 1e-5, which libmtmd uses.
+    """
 
     names = ("idefics3",)
+
+    def _epsilon(self, in_file: float) -> float:
+        return 1e-6 if np.float32(in_file) == np.float32(1e-5) else in_file
 
     def _project(self, w: EncoderWriter) -> None:
         merged = Value(w.width * self.merge**2)
