@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,6 +29,7 @@ from tests.support.vision.encoder_cases import (
     encoder_in,
     least_cosine,
 )
+from tests.support.vision.encoder_digests import digests_of
 
 if TYPE_CHECKING:
     from llmrun.model.plan.builder import Stage
@@ -153,3 +158,24 @@ def test_levels_do_not_change_bits(tmp_path: Path, level: str, name: str, weight
         expected = encoded(vision, tiles[0])
     with at_level(level), opened(path) as vision:
         assert encoded(vision, tiles[0]).tobytes() == expected.tobytes()
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
+def test_numpy_s_vector_instructions_do_not_change_bits(tmp_path: Path, weight_type: str) -> None:
+    """Pixels, positions and merges are computed by NumPy, which has other loops for other processors."""
+    paths = {}
+    for number, name in enumerate(ENCODER_CASES):
+        (folder := tmp_path / str(number)).mkdir()
+        paths[name] = str(ENCODER_CASES[name].write(folder, weight_type))
+    features = np._core._multiarray_umath  # type: ignore[attr-defined]
+    disabled = [name for name in features.__cpu_dispatch__ if features.__cpu_features__.get(name)]
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.vision.encoder_digests"],
+        input=json.dumps(paths),
+        env=os.environ | {"NPY_DISABLE_CPU_FEATURES": " ".join(disabled)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(child.stdout) == digests_of(paths)
