@@ -1,4 +1,4 @@
-"""The kernels that wheels contain: all kernels that do not depend on a shape, and attention for known models' shapes.
+"""The kernels that wheels contain: all kernels that do not depend on a shape, and attention for known shapes.
 
 If Numba is installed, kernels that are not in this list are compiled on the user's machine.
 """
@@ -33,6 +33,10 @@ _SHAPES_OF_TESTS: tuple[Shape, ...] = (
     (2, 64, 64, False),
     (4, 64, 32, False),
 )
+
+# The shapes of image encoders, whose heads of 72 features are padded to 80. They use two types of caches.
+_SHAPES_OF_ENCODERS: tuple[Shape, ...] = ((1, 64, 64, False), (1, 80, 80, False))
+_CACHES_OF_ENCODERS = ("f16", "q8_0")
 
 # Kernels that run before the level is known. They are compiled for the portable level.
 BASE_KERNELS = (IDENTIFY, TRIAL)
@@ -111,7 +115,8 @@ def kernels_of(library: str, shapes: Iterable[Shape]) -> list[KernelName]:
     """Return the kernels in the library of a level, or of BASE."""
     if library == BASE:
         return list(BASE_KERNELS)
-    names = [*SHAPELESS, *attention_kernels(shapes)]
+    of_encoders = attention_kernels(_SHAPES_OF_ENCODERS, _CACHES_OF_ENCODERS)
+    names = [*SHAPELESS, *dict.fromkeys([*attention_kernels(shapes), *of_encoders])]
     return [name for name in names if takes_dots(name)] if library in EXTENDS else names
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from llmrun.backends.cpu.speeds.forecast import Forecast, rough_decode_speed
 from llmrun.backends.experience import CORRECTED, ESTIMATED, RUNS
-from llmrun.backends.fitting import DEFAULT_CONTEXT, Fit, Resources, fit_of
+from llmrun.backends.fitting import DEFAULT_CONTEXT, Fit, ProjectorHeader, Resources, fit_of
 from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.system import available_memory
@@ -22,6 +22,8 @@ from llmrun.hub.catalog import load_catalog
 from llmrun.hub.estimates import Estimate, active_share, copies, estimated
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.upkeep.inventory import Model
 
@@ -146,7 +148,8 @@ def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Cand
     """
     try:
         with open_gguf(copy.path) as file:
-            fit = fit_of(file, Resources(resources.memory, resources.gpus, resources.threads, None, resources.seen))
+            here = Resources(resources.memory, resources.gpus, resources.threads, None, resources.seen)
+            fit = fit_of(file, here, projector=_projector_of(copy.path))
     except LlmrunError:
         return None
     read = round(copy.size * active_share(entry))
@@ -156,6 +159,18 @@ def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Cand
         speed, origin = estimated_speed(read, resources)
     facts = copy.name, copy.size, True, fit.needed, read
     return Candidate(*facts, entry, is_here=True, speed=speed, origin=origin, on_gpu=on_gpu)
+
+
+def _projector_of(model: Path) -> ProjectorHeader | None:
+    """Return the projector next to a model, or None if there is none that can be used."""
+    from llmrun.hub.local.projectors import projector_for
+    from llmrun.model.vision.projector import read_projector
+
+    try:
+        path = projector_for(model)
+        return None if path is None else ProjectorHeader(open_gguf(path), read_projector(path))
+    except LlmrunError:  # opening the model reports the error
+        return None
 
 
 def as_fit(model: Candidate, resources: Resources) -> Fit:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.cpu.speeds import machine
 from tests.support.cli.commands import run
 from tests.support.hub.fake_hub import FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub
@@ -47,7 +46,7 @@ def section(text: str, title: str) -> dict[str, str]:
 
 
 def test_show_says_what_the_model_sees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "kept_speeds", lambda n_threads: {})  # as on a new machine
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(model.parent))  # without speeds, as on a new machine
     assert section(run("show", str(model))[0], "Vision") == {
         "path": str(model.with_name(NAMES[1])),
         "projector": "gemma3, F32, 1.53 MB",

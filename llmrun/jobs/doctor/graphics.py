@@ -55,13 +55,11 @@ def look_at_llama(machine: Machine) -> Iterator[Finding]:
     flags, needed = build_flags(machine.gpus)
     if trial is None:
         facts = {"installed": False}
-        words = "not installed; most models run without it, but images need it"
+        words = "not installed; most models run without it"
         if flags:
             advice, command = _for_the_gpu(flags, needed), build_command(flags)
         else:
-            advice = (
-                f"To use images or models of other architectures, install a wheel. Without these options, {COMPILES}:"
-            )
+            advice = f"To use models of other architectures, install a wheel. Without these options, {COMPILES}:"
             command = install_command()
         yield Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
         return

@@ -7,10 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu.vision_costs import AssumedSpeeds, EncoderMemory, EncoderTimes, encoder_of_header
+from llmrun.backends.cpu.lower import kv_shapes, lower
+from llmrun.backends.cpu.team import TEAM_KERNELS
+from llmrun.backends.cpu.vision_costs import (
+    AssumedSpeeds,
+    EncoderMemory,
+    EncoderTimes,
+    encoder_of_header,
+    kv_type_of,
+)
+from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix, packing_kernels
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.vision.encoders.registry import ENCODERS
 from llmrun.model.vision.projector import read_projector
-from tests.support.vision.projectors import WIDTH, tiny_projector
+from scripts.kernel_list import kernels_of, known_shapes
+from tests.support.vision import projectors
+from tests.support.vision.projectors import TINY_PROJECTORS, WIDTH, tiny_projector
 
 
 def times(folder: Path, side: int) -> float:
@@ -45,3 +57,24 @@ def test_memory_counts_keys_values_and_features(tmp_path: Path, kind: str) -> No
     of_patch += 2 * WIDTH * 2 if kind != "Q8_0" else 2 * WIDTH * 34 // 32
     assert of_patch <= memory.scratch / patches < of_patch + 2000
     assert memory.weights >= floats * patches * WIDTH  # the table of positions
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+@pytest.mark.parametrize(("width", "heads"), [(1024, 16), (1152, 16)])
+def test_wheels_contain_the_kernels_of_encoders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, width: int, heads: int
+) -> None:
+    """Published encoders have heads of 64, 72 or 80 features."""
+    monkeypatch.setattr(projectors, "WIDTH", width)
+    monkeypatch.setattr(projectors, "HEADS", heads)
+    path = tiny_projector(tmp_path, next(row for row in TINY_PROJECTORS if TINY_PROJECTORS[row].family == name), kind)
+    with open_gguf(path) as file:
+        encoder = encoder_of_header(file, read_projector(path))
+    plan, nowhere = encoder.plan, np.empty(0, np.uint8)
+    packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
+    shapes = kv_shapes(plan, [1] * len(plan.windows), kv_type_of(encoder))
+    kv = [np.zeros(shape, np.uint8) for shape in shapes]
+    lowered = lower(plan, packed, kv, kv_type=kv_type_of(encoder), max_rows=16, n_threads=1)
+    needed = {*lowered.kernels, *packing_kernels(plan.matrices), *TEAM_KERNELS}
+    assert needed <= set(kernels_of("portable", known_shapes()))
