@@ -194,7 +194,8 @@ class CpuEncoding:
         began = time.perf_counter()
         try:
             while not self._is_cancelled:
-                next(self._steps)
+                with np.errstate(over="ignore", invalid="ignore"):  # damaged files have numbers that are not finite
+                    next(self._steps)
                 if time.perf_counter() - began >= seconds:
                     self._spent += time.perf_counter() - began
                     return None
