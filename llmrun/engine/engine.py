@@ -100,7 +100,8 @@ class Engine:
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
         share_prefixes let tenants share cached prefixes, which allows a tenant to discover the prompts of others
         text_calls     treat an answer that consists only of a tool call in plain JSON as a call (text_calls.py)
-        on_begin       called before a step with the ids of the requests that run for the first time
+        on_begin       called before a step with the ids of the requests that run for the first time, and before this
+                       thread encodes an image with the ids of the requests that need it
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
@@ -378,7 +379,8 @@ class Engine:
         waiting = [] if encoder is None else encoder.waiting
         sliced_s = 0.0 if encoder is None else encoder.sliced_s
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room(), sliced_s)
-        self._begin(work, waiting)
+        if begun := begun_by(work, waiting):
+            self._on_begin(begun)
         if not work and waiting:
             wait_s = _BRIEF_WAIT_S if self._embeds else _WAIT_S
             return events if sliced_s else events + self._advance_images(last_cancel, wait_s)
@@ -414,9 +416,13 @@ class Engine:
         requests.retire()
         return events
 
-    def _begin(self, work: Sequence[Work], waiting: Sequence[Answer]) -> None:
-        if begun := begun_by(work, waiting):
-            self._on_begin(begun)
+    def _begin_encoding(self, answers: Sequence[Answer]) -> None:
+        """Report the requests of an image that is about to be encoded in this thread, even if they began earlier.
+
+        If the encoder crashes the process, other requests are not to blame.
+        """
+        begun_by((), answers)
+        self._on_begin([answer.request_id for answer in answers])
 
     @property
     def _embeds(self) -> bool:
@@ -441,7 +447,7 @@ class Engine:
             return is_cancelled or len(queued) != n_queued or self._embeds != embeds
 
         seconds = self._scheduler.encoding_seconds(running, embeds=embeds)
-        within = Slice(seconds, wait_s, is_awaited, lambda answers: self._begin((), answers))
+        within = Slice(seconds, wait_s, is_awaited, self._begin_encoding)
         failed = self.image_encoder.advance(running, within)
         events: list[Event] = [answer.fail(error) for answer, error in failed]
         if events:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
@@ -521,11 +520,8 @@ def test_long_prompts_are_in_the_log_and_the_load(
 def test_long_images_are_in_the_log(runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile, the prompt makes no progress, and a client that leaves stops the encoder."""
     monkeypatch.setattr("llmrun.serving.processes.model_process._LOG_S", 0.3)
-    projector = tmp_path / "mmproj.json"
-    projector.write_text(json.dumps({"encode_tiles": 1000, "tile_seconds": 0.02, "expected_seconds": 20.0}))
-    opened = scripted_model(tmp_path)
-    slow, notes = structs.replace(opened, options={**opened.options, "mmproj": str(projector)}), list[str]()
-    process = ModelProcess(slow, prompts=notes.append)
+    projector, notes = {"encode_tiles": 1000, "tile_seconds": 0.02, "expected_seconds": 20.0}, list[str]()
+    process = ModelProcess(scripted_model(tmp_path, projector=projector), prompts=notes.append)
 
     async def run() -> None:
         await process.start()

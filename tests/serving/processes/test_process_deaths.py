@@ -22,6 +22,7 @@ from llmrun.engine.requests import TextDelta, TextPrompt
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import State
 from llmrun.serving.processes.supervisor import ServingLimits
+from tests.support.engine.pictures import BLUE, RED, ask, plain, png
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
 from tests.support.serving.processes import (
@@ -103,6 +104,44 @@ def test_a_deadly_request_fails_alone(tmp_path: Path, prompt: str, words: str) -
             assert model.load.restarts == 2
 
     asyncio.run(ask())
+
+
+SLICES = {"encode_tiles": 20, "tile_seconds": 0.02}
+
+
+@pytest.mark.push
+def test_images_are_encoded_again_when_the_process_is_killed(tmp_path: Path) -> None:
+    async def ask_all() -> None:
+        async with running(scripted_model(tmp_path, step_seconds=STEP_S, projector=SLICES), LIMITS) as model:
+            image = asyncio.create_task(hear(model, ask([png(plain(64, 64, BLUE)), "?"])))
+            text = asyncio.create_task(hear(model, chat("a long question " * 5)))
+            await until(lambda: model.load.running == 2)
+            killed(model)
+            assert (await image).text == "You said: [4 rows of #0000ff]?"
+            assert (await text).text == "You said: " + "a long question " * 5
+            assert model.load.restarts == 1
+
+    asyncio.run(ask_all())
+
+
+@pytest.mark.push
+def test_a_deadly_image_fails_alone(tmp_path: Path) -> None:
+    """The encoder works in the engine's process, between the steps of other requests."""
+
+    async def ask_all() -> None:
+        async with running(scripted_model(tmp_path, step_seconds=STEP_S, projector=SLICES), LIMITS, DEADLY) as model:
+            words = [f"number {n} " * 9 for n in range(2)]
+            others = [asyncio.create_task(hear(model, chat(text))) for text in words]
+            others.append(asyncio.create_task(hear(model, ask([png(plain(64, 64, BLUE)), "?"]))))
+            await until(lambda: model.load.running)
+            with pytest.raises(LlmrunError, match="the engine ended repeatedly"):
+                await hear(model, ask([png(plain(64, 64, RED)), "?"]))
+            expected = [f"You said: {text}" for text in (*words, "[4 rows of #0000ff]?")]
+            ends = await asyncio.gather(*others, return_exceptions=True)
+            assert [getattr(end, "text", end) for end in ends] == expected
+            assert model.load.restarts == 2
+
+    asyncio.run(ask_all())
 
 
 @pytest.mark.push

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -23,9 +24,16 @@ from llmrun.backends.scripted import ScriptedBackend, ScriptedStandIn, echo
 from llmrun.base.types import HIDDEN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.registry import StandIn
+    from llmrun.backends.scripted_vision import ScriptedEncoding
     from llmrun.base.types import Batch, Outputs
+    from llmrun.model.vision.layout import ImageLayout
 
 KILLS = "kill the process"  # a prompt that kills the process in its first step, and a text that cannot be embedded
 KILLS_LATER = "kill it in the middle"  # a prompt that kills the process after 20 tokens
@@ -61,9 +69,28 @@ class DeadlyStandIn(ScriptedStandIn):
             return forward(batch)
 
         backend.forward = deadly_forward  # type: ignore[method-assign]
+        if backend.vision is not None:
+            backend.vision.begin = partial(_deadly_begin, backend.vision.begin)  # type: ignore[method-assign]
         if path.name.startswith("varying"):
             backend.info = replace(backend.info, batch_invariant=False)
         return backend
+
+
+def _deadly_begin(
+    begin: Callable[..., ScriptedEncoding], tiles: Sequence[NDArray[np.uint8]], layout: ImageLayout
+) -> ScriptedEncoding:
+    """Begin an encoding. The encoding of a red image kills the process in its third tile of rows."""
+    encoding = begin(tiles, layout)
+    advance = encoding.advance
+
+    def deadly_advance(seconds: float) -> NDArray[np.float32] | None:
+        if encoding.n_tiles == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return advance(seconds)
+
+    if tiles[0][0, 0].tolist() == [255, 0, 0]:
+        encoding.advance = deadly_advance  # type: ignore[method-assign]
+    return encoding
 
 
 KIND: StandIn = DeadlyStandIn()

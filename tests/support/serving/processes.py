@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.backends.base import OpenOptions
@@ -28,11 +28,18 @@ def scripted_model(
     step_seconds: float = 0.0,
     max_wait_s: float | None = None,
     control_tokens: Sequence[str] = (),
+    projector: Mapping[str, object] | None = None,
 ) -> Open:
-    """Return what opens a scripted model with 4 sequences, which generates one token in a step."""
+    """Return what opens a scripted model with 4 sequences, which generates one token in a step.
+
+    projector  the fields of ScriptedProjector, or None for a model that reads no images
+    """
     script = folder / f"{name}.json"
     script.write_text(json.dumps({"step_seconds": step_seconds, "control_tokens": [*control_tokens]}))
     options = OpenOptions(backend="scripted", max_sequences=4)
+    if projector is not None:
+        (folder / "mmproj.json").write_text(json.dumps(projector))
+        options = replace(options, mmproj=str(folder / "mmproj.json"))
     return Open(str(script), "a-model", options.portable(), speculate=False, max_wait_s=max_wait_s)
 
 
