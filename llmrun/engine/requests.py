@@ -294,6 +294,8 @@ class ImageProgress(Portable, frozen=True):
         image = "the image" if self.count == 1 else f"image {self.number} of {self.count}"
         if self.left_s is None:
             return f"reading {image}"
+        from llmrun.base.amounts import format_expected
+
         expected, percent = format_expected(self.left_s), round(100 * self.share)
         return f"reading {image}: {percent}%, {expected} left" if percent else f"reading {image}, {expected}"
 
