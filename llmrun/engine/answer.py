@@ -89,7 +89,8 @@ class Answer:
     images           the images of the prompt, or None
     encoded_images   how many images were encoded for the request
     encode_s         seconds for encoding them
-    image_wait_s     seconds in which the request had no rows in steps, because its next image was not encoded yet
+    image_wait_s     seconds in which the request had no rows in steps, because its next image was not encoded yet, or
+                     because one of its images was being encoded in the engine's thread
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes

@@ -65,8 +65,8 @@ def request_timings(
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
     steps            number of steps that generated tokens; 0 if unknown (remote)
     encode_s         time for encoding images
-    image_wait_s     time in which the prompt could not run until an image was encoded; it counts toward the TTFT, but
-                     not the prefill. While other images are encoded, the prompt runs
+    image_wait_s     time in which the prompt could not run because of an image; it counts toward the TTFT, but not the
+                     prefill. While other images are encoded by another process, the prompt runs
     """
     first = step_times[0] if step_times else ended
     last = step_times[-1] if step_times else ended
