@@ -128,7 +128,7 @@ def _measure(name: str, case: Case, projector: ProjectorFile, model: Path, threa
         theirs.load()
         theirs.wait()
         seconds: tuple[list[float], list[float]] = ([], [])
-        rows: list[NDArray[np.float32]] = [np.empty(0), np.empty(0)]
+        rows: list[NDArray[np.float32]] = [np.empty(0, np.float32), np.empty(0, np.float32)]
         count = _rows_of(case, projector)
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):

@@ -289,12 +289,10 @@ class ImageProgress(Portable, frozen=True):
     @property
     def words(self) -> str:
         """The progress for people, such as "reading image 1 of 3: 40%, about 7 s left"."""
-        from llmrun.base.amounts import format_expected  # commands without a model do not need it
-
         image = "the image" if self.count == 1 else f"image {self.number} of {self.count}"
         if self.left_s is None:
             return f"reading {image}"
-        from llmrun.base.amounts import format_expected
+        from llmrun.base.amounts import format_expected  # commands without a model do not need it
 
         expected, percent = format_expected(self.left_s), round(100 * self.share)
         return f"reading {image}: {percent}%, {expected} left" if percent else f"reading {image}, {expected}"
