@@ -129,7 +129,8 @@ class EncoderWriter:
         self.tensors.leave_out(name, *others)
         weights = vector(self.file, name)
         for other in others:
-            weights = weights + vector(self.file, other)
+            with np.errstate(over="ignore", invalid="ignore"):  # the file may be damaged
+                weights = weights + vector(self.file, other)
         return _float_matrix(name, weights.reshape(-1, columns))
 
     # --- attention ---
