@@ -38,7 +38,8 @@ class _ClampingWriter(EncoderWriter):
         least, most = self._limit(f"{name}_min", -inf), self._limit(f"{name}_max", inf)
         if (least, most) == (-inf, inf):
             return x
-        if not least <= 0 <= most:
+        # Padding stays 0 within limits around 0. Limits are equal only if all weights are placeholders.
+        if not least <= 0 <= most and least != most:
             raise self.file.bad(f"{name}_min", f"limits must be on both sides of 0, not {least} and {most}")
         return self.plan.clamp(x, least, most)
 
