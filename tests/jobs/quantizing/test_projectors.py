@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.llama.vision import LlamaVision
 from llmrun.base.errors import DoesNotFit, ModelFileError, UnsupportedModel, UsageError
@@ -17,10 +16,11 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.hub.local import safe_writes
 from llmrun.jobs.file_types import file_type_named
 from llmrun.jobs.quantizing_projectors import plan_of_projector, quantize_projector
-from llmrun.model.vision.encoders.registry import ENCODERS, encoder_of
+from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import read_projector
 from llmrun.model.vision.reference import encode_exactly
 from tests.support.models.tiny_models import changed_copy
+from tests.support.vision.encoder_cases import least_cosine
 from tests.support.vision.opened import SMALL, encode
 from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
 from tests.support.vision.prompts import tiles_of
@@ -43,11 +43,6 @@ def quantized(path: Path) -> Path:
     assert shares[-1] == 1
     assert list(path.parent.glob(".*")) == []
     return out
-
-
-def least_cosine(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    products = (rows * expected).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(expected, axis=1)
-    return float(products.min())
 
 
 @pytest.mark.parametrize("name", TINY_PROJECTORS)
@@ -104,7 +99,7 @@ def list_of(value: Any) -> Any:
     return value if isinstance(value, str | bool | int | float) else list(value)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TINY_PROJECTORS.items() if row.family in ENCODERS])
+@pytest.mark.parametrize("name", TINY_PROJECTORS)
 def test_rows_are_nearly_those_of_the_source(tmp_path: Path, name: str) -> None:
     path, rows = small(tmp_path, name), []
     for made in (path, quantized(path)):
