@@ -18,7 +18,7 @@ from llmrun.backends.cpu.vision_costs import (
 )
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix, packing_kernels
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.vision.encoders.registry import ENCODERS
+from llmrun.model.vision.encoders.registry import ENCODERS, encoder_of
 from llmrun.model.vision.projector import read_projector
 from scripts.kernel_list import kernels_of, known_shapes
 from tests.support.vision import projectors
@@ -57,6 +57,15 @@ def test_memory_counts_keys_values_and_features(tmp_path: Path, kind: str) -> No
     of_patch += 2 * WIDTH * 2 if kind != "Q8_0" else 2 * WIDTH * 34 // 32
     assert of_patch <= memory.scratch / patches < of_patch + 2000
     assert memory.weights >= floats * patches * WIDTH  # the table of positions
+
+
+@pytest.mark.parametrize("name", TINY_PROJECTORS)
+def test_the_memory_is_known_without_weights(tmp_path: Path, name: str) -> None:
+    """The weights are placeholders, which are all 1."""
+    projector = read_projector(tiny_projector(tmp_path, name))
+    with open_gguf(projector.path) as file:
+        expected = EncoderMemory.of(file, encoder_of(file, projector), 2)
+    assert EncoderMemory.in_header(projector, 2) == expected
 
 
 @pytest.mark.parametrize("name", ENCODERS)
