@@ -282,6 +282,7 @@ TINY_PROJECTORS: dict[str, TinyProjector] = {
         _QWEN,
         "qwen2vl",
         merge_key="",
+        keys={"feed_forward_length": TEXT_WIDTH},  # as llama.cpp's converter writes it
         text_sizes={"heads": 3, "kv_heads": 1},
     ),
     "idefics3": TinyProjector(

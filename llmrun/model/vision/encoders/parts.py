@@ -36,7 +36,7 @@ _MOST_POSITION = 1e30  # sums of positions and features cannot overflow in float
 class EncoderWriter:
     """A writer that adds ops to the plan of an encoder. Names of tensors are without the suffix `.weight`.
 
-    layers, heads, head_size, width, feed_forward, epsilon  as in the file's metadata
+    layers, heads, head_size, width, epsilon  as in the file's metadata
     shape  the attention of all layers whose rows attend to all others
     """
 
@@ -45,7 +45,6 @@ class EncoderWriter:
         self.layers, self.width = self._integer("block_count"), self._integer("embedding_length")
         self.heads = self._integer("attention.head_count")
         self.head_size = file.integer("clip.vision.attention.head_dim", self.width // max(1, self.heads), minimum=1)
-        self.feed_forward = self._integer("feed_forward_length")
         self.epsilon = file.number("clip.vision.attention.layer_norm_epsilon")
         self.padded_size = round_up(self.head_size, _HEAD_MULTIPLE)
         self.shape = self.shape_around(ALL)
@@ -226,7 +225,10 @@ class EncoderWriter:
             gives.append(x)
 
     def _feed_forward_names(self, block: str) -> tuple[str, str]:
-        """Return the names of the first and the second matrix, which older converters exchanged."""
+        """Return the names of the first and the second matrix, which older converters exchanged.
+
+        Only the matrices tell the width between them: with Qwen2-VL, the metadata has the text model's width instead.
+        """
         up, down = f"{block}.ffn_up", f"{block}.ffn_down"
         is_exchanged = self.file.tensors[f"{up}.weight"].shape[0] != self.width
         return (down, up) if is_exchanged else (up, down)
@@ -234,14 +236,14 @@ class EncoderWriter:
     def mlp(self, block: str, h: Value, activation: Activation) -> Value:
         """Return the second matrix times the activation of the first matrix times h."""
         first, second = self._feed_forward_names(block)
-        made = self.plan.activate(self.linear(first, h, self.feed_forward), activation)
+        made = self.plan.activate(self.linear(first, h, self.rows_of(first)), activation)
         return self.linear(second, made, self.width)
 
     def gated(self, block: str, h: Value, activation: Activation) -> Value:
         """Return the second matrix times activation(gate . h) * (first matrix . h)."""
         first, second = self._feed_forward_names(block)
-        gate = self.linear(f"{block}.ffn_gate", h, self.feed_forward)
-        made = self.plan.gated(gate, self.linear(first, h, self.feed_forward), activation)
+        gate = self.linear(f"{block}.ffn_gate", h, self.rows_of(first))
+        made = self.plan.gated(gate, self.linear(first, h, gate.width), activation)
         return self.linear(second, made, self.width)
 
 
