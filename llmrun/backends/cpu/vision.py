@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.base.compiled.kernel import KernelName
     from llmrun.model.plan.builder import Stage
     from llmrun.model.vision.layout import ImageLayout
@@ -55,6 +56,7 @@ class CpuVision:
         # The time that recent images have taken, and the time in `times`. Both are 0 if nothing is known.
         self._spent = self._predicted = 0.0
         self._has_learnt = False  # whether an image was encoded
+        self._assumed: Speeds | None = None  # where the speed of images is kept if no other speeds are known
         self._closed = False
         self._file = open_gguf(projector.path)
         try:
@@ -105,9 +107,10 @@ class CpuVision:
             with speeds.only_known():
                 found = EncoderTimes(self.encoder, speeds)
         except LookupError:
+            self._assumed = speeds
+            self._spent, self._predicted = speeds.image_factor, 1.0
             return EncoderTimes(self.encoder, AssumedSpeeds())
-        if not self._spent:
-            self._spent = self._predicted = 1.0
+        self._spent = self._predicted = 1.0
         return found
 
     def expected_seconds(self, layout: ImageLayout) -> float | None:
@@ -121,6 +124,8 @@ class CpuVision:
         self._has_learnt = True
         self._spent = self._spent / 2 + spent
         self._predicted = self._predicted / 2 + predicted
+        if self._assumed is not None:
+            self._assumed.keep_image_factor(self._spent / self._predicted)
 
     def give_back_memory(self) -> None:
         """Return the memory of keys and values to the system. The next image gets it back within milliseconds."""

@@ -89,8 +89,8 @@ class EncoderMemory(Struct, frozen=True):
 
 # --- time ------------------------------------------------------------------------------------------------------------
 
-_TILE_PYTHON: Final = 400e-6  # seconds that Python spends on each tile of rows, besides copying the rows
-_COPIED: Final = 2e9  # bytes per second at which Python gathers pixels and copies features
+_TILE_PYTHON: Final = 300e-6  # seconds that Python spends on each tile of rows, besides copying the rows
+_COPIED: Final = 6e9  # bytes per second at which Python gathers pixels and copies features
 
 
 class AssumedSpeeds:

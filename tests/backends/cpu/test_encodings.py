@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 from llmrun.backends.cpu.team import StagedTeam
 from llmrun.backends.cpu.vision import CpuEncoding, CpuVision
 from llmrun.backends.cpu.vision_costs import AssumedSpeeds, EncoderTimes
+from llmrun.base import folders
 from llmrun.base.errors import Cancelled, LlmrunError, ModelFileError
 from llmrun.model.vision.projector import read_projector
 from tests.support.vision.opened import encode
@@ -156,7 +158,7 @@ def test_progress_grows_to_one_with_every_tile_of_rows(vision: CpuVision) -> Non
 def test_an_image_teaches_the_time_of_the_next(path: Path) -> None:
     vision = CpuVision(read_projector(path), 1)
     layout = layout_of(vision)
-    vars(vision)["times"] = EncoderTimes(vision.encoder, AssumedSpeeds())  # nothing was measured
+    vars(vision)["times"] = EncoderTimes(vision.encoder, AssumedSpeeds())
     assert vision.expected_seconds(layout) is None
     vision.learn(spent=6.0, predicted=2 * vision.times.layout(layout))
     assert vision.expected_seconds(layout) == pytest.approx(3.0)
@@ -165,19 +167,31 @@ def test_an_image_teaches_the_time_of_the_next(path: Path) -> None:
     vision.close()
 
 
-def test_nothing_is_measured_for_a_forecast(vision: CpuVision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_for_a_forecast(vision: CpuVision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(self: Any) -> None:
         raise AssertionError
 
     from llmrun.backends.cpu.speeds import machine
 
-    monkeypatch.setattr(machine, "kept_speeds", lambda n_threads: {})
+    monkeypatch.setattr(folders, "cache_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(machine.OpSpeeds, "__init__", measured)
     assert vision.expected_seconds(layout_of(vision)) is None
     rows_of(vision)
     seconds = vision.expected_seconds(layout_of(vision))
     assert seconds is not None
     assert 0 < seconds < 60
+
+
+def test_the_first_image_of_later_processes_has_a_forecast(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projector, found = read_projector(path), []
+    monkeypatch.setattr(folders, "cache_folder", lambda name: tmp_path / name)  # no speed was measured
+    for _ in range(2):
+        with closing(CpuVision(projector, 2)) as vision:
+            found.append(vision.expected_seconds(layout_of(vision)))
+            vision.learn(spent=3.0, predicted=vision.times.layout(layout_of(vision)))
+    assert found == [None, pytest.approx(3.0)]
 
 
 def test_a_projector_that_was_replaced_is_refused(tmp_path: Path) -> None:

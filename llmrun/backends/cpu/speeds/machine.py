@@ -283,6 +283,8 @@ def _ones(n: int) -> NDArray[np.float32]:
 
 
 _MACHINE_BYTES = 256 << 20
+_IMAGES = "images"  # the subject with the factor for images
+_OTHER = 0.1  # the relative change of this factor from which it is stored again
 
 Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
 
@@ -407,6 +409,19 @@ class Speeds:
         taken = {"at": time.time(), "disturbed": disturbance(load, self.n_threads)}
         self.known.setdefault(TAKEN, {})[name] = taken
         self._measured.add(name)
+
+    @property
+    def image_factor(self) -> float:
+        """The time that images have taken, divided by the time with assumed speeds (vision_costs.py); 0 if unknown."""
+        kept = self.known.get(_IMAGES, {}).get("factor")
+        return float(kept) if kept is not None and _are_speeds([kept]) else 0.0
+
+    def keep_image_factor(self, factor: float) -> None:
+        """Store the factor for later processes, unless nearly the same factor is stored."""
+        if abs(factor - self.image_factor) > _OTHER * factor:
+            self.known = kept_speeds(self.n_threads)  # another process may have stored speeds since
+            self._record(_IMAGES, {"factor": factor}, Load.empty())
+            self.keep()
 
     def keep(self) -> None:
         """Store the measured speeds for later processes, and free the memory used for measuring."""
