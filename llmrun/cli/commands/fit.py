@@ -4,8 +4,9 @@ Without a name, the command recommends up to three models of the catalogue for t
 and the best one. For models not yet downloaded, only the header is fetched. Offline, memory and speed are estimated
 from the catalogue. If a name does not specify a quantization, all quantizations are listed, with the best choice
 marked. Memory is the sum of weights, KV cache, scratch space and, for models that read images, the vision projector.
-Speeds are predicted from a measurement of this machine, which is made only once and takes a few seconds, until real
-runs have shown the true speed. Encoders generate no text, so their speed is the speed of reading text.
+PHOTO is the time to encode an image of 1,024 x 768 pixels. Speeds are predicted from a measurement of this machine,
+which is made only once and takes a few seconds, until real runs have shown the true speed. Encoders generate no text,
+so their speed is the speed of reading text.
 
 Examples:
     llmrun fit

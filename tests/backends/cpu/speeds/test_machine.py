@@ -16,6 +16,7 @@ from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed, keep_speeds, kept_speeds
 from llmrun.base.machine.cpu_count import allowed_processors
 from llmrun.base.machine.load import Load
+from llmrun.model.plan.shapes import ALL as ALL_ROWS
 from llmrun.model.plan.shapes import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))
@@ -284,3 +285,25 @@ def test_a_real_measurement_beside_busy_programs_is_marked_until_it_is_quiet(
     last = Speeds.of_this_machine(count)
     assert last.read_bandwidth() == later.read_bandwidth()
     assert last.disturbance == ""
+
+
+@pytest.mark.push
+def test_attention_of_encoders_is_measured_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of rows without a mask take less time per product than a few hundred rows with a mask."""
+    monkeypatch.setattr(machine, "_SECONDS", 0.0)
+    asked: list[tuple[int, int]] = []
+    seconds = machine._AttentionTrial.seconds
+
+    def recorded(trial: machine._AttentionTrial, rows: int, start: int) -> tuple[float, float, float]:
+        asked.append((rows, start))
+        return seconds(trial, rows, start)
+
+    monkeypatch.setattr(machine._AttentionTrial, "seconds", recorded)
+    here = Speeds(1)
+    masked, unmasked = (here.attention(AttentionShape(2, 2, 16, around=around), "f16") for around in (None, ALL_ROWS))
+    assert [start for rows, start in asked if rows > 1] == [machine.ROWS, machine._PATCHES - machine.ROWS]
+    assert {name for name in here.known if name.startswith("attention")} == {
+        "attention 2 2 16 16 f16",
+        "attention 2 2 16 16 f16 unmasked",
+    }
+    assert min(masked.multiply, unmasked.multiply) > 0
