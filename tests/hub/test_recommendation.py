@@ -12,13 +12,15 @@ import pytest
 from llmrun.backends.cpu.speeds.forecast import rough_decode_speed
 from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.experience import CORRECTED, ESTIMATED, RUNS, Experience
-from llmrun.backends.fitting import Resources
+from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.run_speeds import Run, run_key
+from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub import recommendation
 from llmrun.hub.catalog import CatalogEntry, load_catalog
 from llmrun.hub.recommendation import Candidate, Recommended, candidates, chosen, recommended
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.model_stores import Stores
+from tests.support.vision.projectors import tiny_projector, tiny_text_model
 
 GB = 10**9
 
@@ -151,6 +153,19 @@ def test_copies_on_this_machine_are_marked_and_used(stores: Stores, tmp_path: Pa
     assert (found.name, found.is_here, found.is_exact, found.size) == (name, True, True, len(data))
     assert found.needed < GB
     assert found.speed == pytest.approx(rough_decode_speed(len(data), 30 * GB))
+
+
+def test_the_projector_of_a_copy_counts(stores: Stores, tmp_path: Path) -> None:
+    entry = load_catalog().entry("gemma3:4b")
+    source, file = entry.quants["Q8_0"].sources[0], entry.quants["Q8_0"].files[0].file
+    model, projector = tiny_text_model(tmp_path, "gemma3"), tiny_projector(tmp_path, "gemma3")
+    files = {file: model.read_bytes(), "mmproj-F32.gguf": projector.read_bytes()}
+    stores.shared(getattr(source, "repository", ""), files)
+    with open_gguf(model) as opened:
+        text_only = fit_of(opened, Resources(None)).needed
+    (found,) = candidates(machine(64), lambda each: each.name == entry.name)
+    assert found.is_here
+    assert text_only + projector.stat().st_size < found.needed < 1e8
 
 
 def test_another_quantization_that_is_here_counts(stores: Stores, tmp_path: Path) -> None:
