@@ -48,7 +48,8 @@ def values_of(tensor: RecordedTensor) -> NDArray[np.float32]:
     for count, stride in tensor.get("loops", [[tensor["size"], 1]]):
         index = index[..., None] + stride * np.arange(count)
     numbers = random_numbers(tensor["name"], tensor["size"])[index].astype(np.float32)
-    return (numbers * np.float32(tensor["scale"]) + np.float32(tensor.get("added", 0.0))).reshape(tensor["shape"])
+    values: NDArray[np.float32] = numbers * np.float32(tensor["scale"]) + np.float32(tensor.get("added", 0.0))
+    return values.reshape(tensor["shape"])
 
 
 def recorded_projector(path: Path, recording: dict[str, Any]) -> Path:
