@@ -393,7 +393,7 @@ class Encoding(Protocol):
         """
 
     def cancel(self) -> None:
-        """Stop encoding soon. Thread-safe and idempotent."""
+        """Stop encoding soon. Thread-safe and idempotent. The next call of `advance` frees what the encoding needs."""
 
 
 class Vision(Protocol):

@@ -200,7 +200,6 @@ class ScriptedEncoding:
 
     def cancel(self) -> None:
         self.is_cancelled = True
-        self.has_ended |= not self._vision.runs_apart
 
 
 def _rows_of(tile: NDArray[np.uint8], piece: Rows) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -135,10 +136,13 @@ class _Job:
         """Return how long the image has been encoded, without steps in the same thread."""
         return self.elapsed_s if vision.runs_apart else self.sliced_s
 
-    def stop(self, decoder: ImageDecoder) -> None:
+    def stop(self, decoder: ImageDecoder, vision: Vision) -> None:
         """Stop decoding or encoding soon."""
         if self.encoding is not None:
             self.encoding.cancel()
+            if not vision.runs_apart:
+                with suppress(Cancelled):
+                    self.encoding.advance(0.0)  # ends its threads and frees its memory
         elif not (self.tiles.done() or self.tiles.cancel()):
             decoder.kill()
 
@@ -240,8 +244,9 @@ class ImageEncoder:
         self._owed_s = max(-allowed_s, 0.0)
         if allowed_s <= 0:
             return None
+        answers = list(dict.fromkeys(need.answer for need in asking))  # an answer may need the same image twice
         if job.encoding is None:
-            within.on_begin([need.answer for need in asking])
+            within.on_begin(answers)
         began = time.perf_counter()
         try:
             encoding = job.begin(self._vision)
@@ -256,9 +261,9 @@ class ImageEncoder:
             self.sliced_s = time.perf_counter() - began
             self._owed_s = max(self.sliced_s - allowed_s, 0.0)
             job.sliced_s += self.sliced_s
-            for need in asking:
-                if need.answer not in self.waiting and need.answer.prefill_started is not None:
-                    need.answer.image_wait_s += self.sliced_s
+            for answer in answers:
+                if answer not in self.waiting and answer.prefill_started is not None:
+                    answer.image_wait_s += self.sliced_s
 
     def _count_waits(self) -> None:
         """Count the time since the last call for the requests that have waited since then."""
@@ -285,7 +290,7 @@ class ImageEncoder:
     def _stop_all_but(self, needed: set[Key]) -> None:
         for key, job in list(self._jobs.items()):
             if key not in needed:
-                job.stop(self._decoder)
+                job.stop(self._decoder, self._vision)
                 # A separate encoder that still works on the image is not ready for another one.
                 if job.encoding is None or not self._vision.runs_apart:
                     del self._jobs[key]

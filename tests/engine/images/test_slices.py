@@ -125,6 +125,7 @@ def test_a_cancel_ends_an_encoding_within_a_tile(
     answer, *_ = run_to_the_end(sliced.engine, [image] if text is None else [image, text])
     assert answer.finished.reason is FinishReason.CANCELLED
     assert (sliced.begun[0].n_tiles, sliced.begun[0].is_cancelled) == (61, True)
+    assert sliced.begun[0].has_ended  # so its threads and its memory are freed
     assert sliced.engine.image_encoder is not None
     assert not sliced.engine.image_encoder._jobs
     assert_books_agree(sliced.engine)
@@ -140,6 +141,19 @@ def test_closing_an_answer_ends_its_encoding(tmp_path: Path, monkeypatch: pytest
     n_tiles = sliced.begun[0].n_tiles
     answer.close()  # type: ignore[attr-defined]
     assert (sliced.begun[0].n_tiles, sliced.begun[0].is_cancelled) == (n_tiles, True)
+    assert sliced.begun[0].has_ended
+
+
+def test_the_same_image_twice_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sliced = Sliced(tmp_path, monkeypatch, tiles=40, tile_s=0.05, row_s=0.001)
+    text = sliced.answer_text()
+    words = "words " * 50
+    image = sliced.engine.submit(ask([words, IMAGE, "and", IMAGE, "?"], max_tokens=1))
+    answer, _ = run_to_the_end(sliced.engine, [image, text])
+    timings = answer.finished.timings
+    assert timings.encode_s == pytest.approx(2.0)
+    assert timings.prefill_s > 0.4  # of more than 300 rows
+    assert timings.ttft_s >= timings.prefill_s + timings.image_wait_s
 
 
 def test_new_requests_wait_for_one_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
