@@ -100,8 +100,9 @@ class Engine:
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
         share_prefixes let tenants share cached prefixes, which allows a tenant to discover the prompts of others
         text_calls     treat an answer that consists only of a tool call in plain JSON as a call (text_calls.py)
-        on_begin       called before a step with the ids of the requests that run for the first time, and before this
-                       thread encodes an image with the ids of the requests that need it
+        on_begin       called before a step with the ids of the requests that run for the first time, and before each
+                       slice of an image in this thread with the ids of the requests that need the image. After a slice,
+                       it is called for the step even if no request is new
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
@@ -379,7 +380,7 @@ class Engine:
         waiting = [] if encoder is None else encoder.waiting
         sliced_s = 0.0 if encoder is None else encoder.sliced_s
         work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room(), sliced_s)
-        if begun := begun_by(work, waiting):
+        if (begun := begun_by(work, waiting)) or (work and sliced_s):
             self._on_begin(begun)
         if not work and waiting:
             wait_s = _BRIEF_WAIT_S if self._embeds else _WAIT_S
@@ -417,7 +418,7 @@ class Engine:
         return events
 
     def _begin_encoding(self, answers: Sequence[Answer]) -> None:
-        """Report the requests of an image that is about to be encoded in this thread, even if they began earlier.
+        """Report the requests of an image before each slice of its encoding, even if they began earlier.
 
         If the encoder crashes the process, other requests are not to blame.
         """

@@ -153,7 +153,7 @@ class Slice(NamedTuple):
     seconds     the time for encoding in this thread. Longer slices shorten later ones
     wait_s      the time to wait for the decoder and for an encoder with a process of its own
     is_awaited  returns whether the engine has something else to do, so that the slice must end after its current tile
-    on_begin    called before an image is encoded in this thread, with the requests that need it
+    on_begin    called before an encoding occupies this thread, with the requests that need the image
     """
 
     seconds: float = 0.0
@@ -245,8 +245,7 @@ class ImageEncoder:
         if allowed_s <= 0:
             return None
         answers = list(dict.fromkeys(need.answer for need in asking))  # an answer may need the same image twice
-        if job.encoding is None:
-            within.on_begin(answers)
+        within.on_begin(answers)
         began = time.perf_counter()
         try:
             encoding = job.begin(self._vision)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.types import FinishReason
+from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine.embedding import EmbeddingJob
 from llmrun.engine.requests import Event, Finished, PrefillProgress, TextDelta
 from tests.support.engine.answers import answer_all, run_to_the_end
@@ -208,16 +208,26 @@ def test_an_error_in_a_slice_ends_only_its_request(
     assert_books_agree(sliced.engine)
 
 
-def test_requests_begin_before_their_first_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_slice_and_step_names_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the encoder crashes the process, the server must know which request was the reason."""
-    sliced = Sliced(tmp_path, monkeypatch)
-    seen: list[list[int]] = []
-    begun: list[int] = []
-    monkeypatch.setattr(sliced.engine, "_on_begin", begun.extend)
-    sliced.clock.in_tile = lambda: seen.append([*begun])
+    sliced = Sliced(tmp_path, monkeypatch, tile_s=0.2)
+    text = sliced.answer_text()
+    begun: list[list[int]] = []
+    in_tiles: list[list[int]] = []
+    in_steps: list[list[int]] = []
+    forward = sliced.backend.forward
+
+    def watched(batch: Batch) -> Outputs:
+        in_steps.append(begun[-1])
+        return forward(batch)
+
+    monkeypatch.setattr(sliced.engine, "_on_begin", lambda ids: begun.append([*ids]))
+    monkeypatch.setattr(sliced.backend, "forward", watched)
+    sliced.clock.in_tile = lambda: in_tiles.append(begun[-1])
     image = sliced.engine.submit(ask([IMAGE, "?"]))
-    run_to_the_end(sliced.engine, [image])
-    assert seen[0] == begun == [image]
+    run_to_the_end(sliced.engine, [image, text])
+    assert in_tiles == [[image]] * 20
+    assert in_steps == [[]] * len(in_steps)
 
 
 def test_timings_count_only_the_tiles_as_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

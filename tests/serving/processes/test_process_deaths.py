@@ -125,11 +125,13 @@ def test_images_are_encoded_again_when_the_process_is_killed(tmp_path: Path) -> 
 
 
 @pytest.mark.push
-def test_a_deadly_image_fails_alone(tmp_path: Path) -> None:
-    """The encoder works in the engine's process, between the steps of other requests."""
+@pytest.mark.parametrize("tile_s", [0.02, 0.15])
+def test_a_deadly_image_fails_alone(tmp_path: Path, tile_s: float) -> None:
+    """The encoder works in the engine's process, between the steps of other requests, in one or several slices."""
+    slices = {"encode_tiles": 6, "tile_seconds": tile_s}
 
     async def ask_all() -> None:
-        async with running(scripted_model(tmp_path, step_seconds=STEP_S, projector=SLICES), LIMITS, DEADLY) as model:
+        async with running(scripted_model(tmp_path, step_seconds=STEP_S, projector=slices), LIMITS, DEADLY) as model:
             words = [f"number {n} " * 9 for n in range(2)]
             others = [asyncio.create_task(hear(model, chat(text))) for text in words]
             others.append(asyncio.create_task(hear(model, ask([png(plain(64, 64, BLUE)), "?"]))))
