@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -447,7 +448,7 @@ class Engine:
             is_cancelled = self._last_cancel != last_cancel or bool(self._cancel_wishes)
             return is_cancelled or len(queued) != n_queued or self._embeds != embeds
 
-        seconds = self._scheduler.encoding_seconds(running, embeds=embeds)
+        seconds = partial(self._scheduler.encoding_seconds, running, embeds=embeds)
         within = Slice(seconds, wait_s, is_awaited, self._begin_encoding)
         failed = self.image_encoder.advance(running, within)
         events: list[Event] = [answer.fail(error) for answer, error in failed]

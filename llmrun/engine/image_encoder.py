@@ -150,13 +150,13 @@ class _Job:
 class Slice(NamedTuple):
     """How long an encoding may occupy the engine's thread before the next step, or wait for another process.
 
-    seconds     the time for encoding in this thread. Longer slices shorten later ones
+    seconds     returns the time for encoding in this thread. Longer slices shorten later ones
     wait_s      the time to wait for the decoder and for an encoder with a process of its own
     is_awaited  returns whether the engine has something else to do, so that the slice must end after its current tile
     on_begin    called before an encoding occupies this thread, with the requests that need the image
     """
 
-    seconds: float = 0.0
+    seconds: Callable[[], float] = lambda: 0.0
     wait_s: float = 0.0
     is_awaited: Callable[[], bool] = lambda: True
     on_begin: Callable[[Sequence[Answer]], None] = lambda answers: None
@@ -240,7 +240,7 @@ class ImageEncoder:
         """Encode the next tiles of an image, or look for its rows. Returns the rows if they are complete."""
         if self._vision.runs_apart:
             return job.begin(self._vision).advance(within.wait_s)
-        allowed_s = within.seconds - self._owed_s
+        allowed_s = within.seconds() - self._owed_s
         self._owed_s = max(-allowed_s, 0.0)
         if allowed_s <= 0:
             return None

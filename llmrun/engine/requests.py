@@ -300,14 +300,14 @@ class ImageProgress(Portable, frozen=True):
     @classmethod
     def parse(cls, words: str) -> ImageProgress | None:
         """Return the progress that `words` describe, which may come from a server, or None."""
-        if (found := _READING.fullmatch(words)) is None:
+        if (found := re.fullmatch(_READING, words)) is None:
             return None
         number, count, percent, left, unit = found.groups()
         left_s = None if left is None else int(left) * (60.0 if unit == "min" else 1.0)
         return cls(int(number or 1), int(count or 1), int(percent or 0) / 100, left_s)
 
 
-_READING: Final = re.compile(
+_READING: Final = (  # compiled when needed, because every command imports this module
     r"reading (?:the image|image ([0-9]{1,3}) of ([0-9]{1,3}))"
     r"(?:(?:: ([0-9]{1,3})%)?, about ([0-9]{1,6}) (s|min)(?: left)?)?"
 )
