@@ -162,7 +162,7 @@ def format_seconds_roughly(seconds: float) -> str:
 
 def format_expected(seconds: float) -> str:
     """Format a predicted duration: about 12 s, about 4 min."""
-    return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {max(seconds, 1):.0f} s"
 
 
 def format_duration(seconds: float) -> str:

@@ -36,6 +36,7 @@ _MOST_BYTES: Final = 256 << 20  # an image of 280 rows of 2,560 numbers takes 2.
 _LEARNT: Final = 0.3  # the weight of the last image in the time per row
 _LOOK_S: Final = 0.01  # interval between the attempts of `close` to stop the decoder
 _LONG_S: Final = 5.0  # reading images of a prompt for this long is worth a forecast
+_MOST_SHARE: Final = 0.99  # of an image until its rows are known
 _TELLING: Final = 0.05  # from this fraction of an image on, the time so far predicts the rest
 
 
@@ -351,10 +352,10 @@ class ImageEncoder:
         expected = self._expected_s(job.image)
         if (encoding := job.encoding) is None:
             return 0.0, expected
-        if share := encoding.progress:
+        if share := min(encoding.progress, _MOST_SHARE):
             whole = spent_s / share if share >= _TELLING else expected
             return share, whole * (1 - share)
-        return (min(spent_s / expected, 0.99), max(expected - spent_s, 0.0)) if expected else (0.0, 0.0)
+        return (min(spent_s / expected, _MOST_SHARE), max(expected - spent_s, 0.0)) if expected else (0.0, 0.0)
 
     def progress(self, answer: Answer, depth: int) -> ImageProgress | None:
         """Return the progress of the next image of a prompt, or None if no image is being read. Thread-safe.

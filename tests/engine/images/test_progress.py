@@ -110,6 +110,17 @@ def test_encoders_without_a_forecast_learn_it(tmp_path: Path, monkeypatch: pytes
     assert (before, later) == ("reading the image, about 16 s", "reading the image: 9%, about 15 s left")
 
 
+def test_the_last_moment_of_an_image_has_a_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last tile of rows, the parts are put together, and a step of another request may run first."""
+    sliced = Sliced(tmp_path, monkeypatch, tiles=20, tile_s=1.0, projector={"expected_seconds": 20.0})
+    sliced.engine.submit(ask([FILES[0], "?"], max_tokens=1))
+    sliced.engine.step()
+    [encoding] = sliced.begun
+    encoding.n_tiles = 20
+    sliced.clock.now += 19.0
+    assert words(sliced) == ["reading the image: 99%, about 1 s left"]
+
+
 def test_images_of_other_requests_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sliced = Sliced(tmp_path, monkeypatch, tiles=20, tile_s=1.0, projector={"expected_seconds": 20.0})
     sliced.engine.submit(ask([FILES[0], "?"], max_tokens=1))
