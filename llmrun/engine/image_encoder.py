@@ -232,6 +232,8 @@ class ImageEncoder:
                 break
         self._count_waits()
         over = [answer for answer, _ in failed]
+        if over:  # there may be no further call
+            self._stop_all_but({need.key for need in needs if need.answer not in over})
         self.waiting = [
             answer for answer, slot in running.items() if answer.lacks_image(len(slot.tokens)) and answer not in over
         ]
@@ -247,20 +249,21 @@ class ImageEncoder:
             return None
         answers = list(dict.fromkeys(need.answer for need in asking))  # an answer may need the same image twice
         within.on_begin(answers)
-        began = time.perf_counter()
+        began, before_s = time.perf_counter(), job.sliced_s
         try:
             encoding = job.begin(self._vision)
             while True:
                 tile_began = time.perf_counter()
                 rows = encoding.advance(0.0)
                 ended = time.perf_counter()
+                job.sliced_s = before_s + ended - began  # other threads predict the rest
                 next_end = ended + (ended - tile_began)
                 if rows is not None or next_end - began > allowed_s or within.is_awaited():
                     return rows
         finally:
             self.sliced_s = time.perf_counter() - began
             self._owed_s = max(self.sliced_s - allowed_s, 0.0)
-            job.sliced_s += self.sliced_s
+            job.sliced_s = before_s + self.sliced_s
             for answer in answers:
                 if answer not in self.waiting and answer.prefill_started is not None:
                     answer.image_wait_s += self.sliced_s
@@ -364,21 +367,20 @@ class ImageEncoder:
         """
         if (images := answer.images) is None or not (unknown := self._unknown(answer, depth)):
             return None
-        jobs, keys = dict(self._jobs), [(answer.prefix_scope, images.images[index].key) for index in unknown]
-        first = jobs.get(keys[0])
+        needed = {(answer.prefix_scope, image.key): image for image in (images.images[index] for index in unknown)}
+        jobs = dict(self._jobs)
+        first = jobs.get(next(iter(needed)))
         if (first is None or first.encoding is None) and not answer.lacks_image(depth):
             return None  # The text before the image is more interesting.
         now = ImageProgress(unknown[0] + 1, len(images.images))
         # Images of other requests that are being encoded come first.
-        others = [job for key, job in jobs.items() if job.encoding is not None and key not in keys]
+        others = [job for key, job in jobs.items() if job.encoding is not None and key not in needed]
         own = [
-            self._left_s(jobs[key], jobs[key].elapsed_s)
-            if key in jobs
-            else (0.0, self._expected_s(images.images[index]))
-            for index, key in zip(unknown, keys, strict=True)
+            self._left_s(jobs[key], jobs[key].elapsed_s) if key in jobs else (0.0, self._expected_s(image))
+            for key, image in needed.items()
         ]
         left = [seconds for _, seconds in own] + [self._left_s(job, job.elapsed_s)[1] for job in others]
-        elapsed = sum(jobs[key].elapsed_s for key in keys if key in jobs and jobs[key].encoding is not None)
+        elapsed = sum(jobs[key].elapsed_s for key in needed if key in jobs and jobs[key].encoding is not None)
         if not all(left) or sum(left) + elapsed <= _LONG_S:
             return now
         return structs.replace(now, share=own[0][0], left_s=sum(left))

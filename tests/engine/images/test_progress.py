@@ -49,6 +49,29 @@ def test_a_forecast_counts_all_images(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+def test_a_forecast_counts_the_same_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sliced = Sliced(tmp_path, monkeypatch, tiles=2, tile_s=4.0, projector={"expected_seconds": 8.0})
+    said = ["reading image 1 of 2, about 8 s", "reading image 1 of 2: 50%, about 4 s left"]
+    assert read(sliced, FILES[0], FILES[0]) == said
+
+
+def test_a_slice_in_progress_counts_in_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are predicted by another thread, while the engine's thread encodes."""
+    sliced = Sliced(tmp_path, monkeypatch, tiles=40, tile_s=0.1)
+    found: list[float] = []
+
+    def note() -> None:
+        if sliced.begun[-1].n_tiles == 8:
+            prepared = sliced.engine.prepare(ask([FILES[0], "?"], max_tokens=1))
+            encoder = sliced.engine.image_encoder
+            assert encoder is not None
+            found.extend(encoder.expected_seconds(prepared, 0).values())
+
+    sliced.clock.in_tile = note
+    answer_all(sliced.engine, [ask([FILES[0], "?"], max_tokens=1)])
+    assert found == [pytest.approx(3.2)]
+
+
 def test_short_images_have_no_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sliced = Sliced(tmp_path, monkeypatch, tiles=4, tile_s=1.0, projector={"expected_seconds": 4.0})
     assert read(sliced, FILES[0]) == ["reading the image"]

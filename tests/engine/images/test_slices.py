@@ -195,6 +195,15 @@ def test_two_images_are_encoded_one_after_the_other(tmp_path: Path, monkeypatch:
     assert [each.n_tiles for each in sliced.begun] == [20, 20]
 
 
+def test_an_error_ends_the_work_on_other_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pixels would otherwise stay in memory until the next request."""
+    sliced = Sliced(tmp_path, monkeypatch, projector={"error": "the encoder failed"})
+    [answer] = run_to_the_end(sliced.engine, [sliced.engine.submit(ask([IMAGE, OTHER, "?"]))])
+    assert str(answer.failed.error) == "the encoder failed"
+    assert sliced.engine.image_encoder is not None
+    assert not sliced.engine.image_encoder._jobs
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_an_error_in_a_slice_ends_only_its_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
