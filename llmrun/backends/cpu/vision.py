@@ -53,8 +53,9 @@ class CpuVision:
         """
         self.projector, self.n_threads = projector, n_threads
         self._current: CpuEncoding | None = None
-        # The time that recent images have taken, and the time in `times`. Both are 0 if nothing is known.
-        self._spent = self._predicted = 0.0
+        # The time that recent images have taken, and the time in `times`. Both are 0 if nothing is known. Other threads
+        # read them together.
+        self._known_s = 0.0, 0.0
         self._has_learnt = False  # whether an image was encoded
         self._assumed: Speeds | None = None  # where the speed of images is kept if no other speeds are known
         self._closed = False
@@ -108,24 +109,25 @@ class CpuVision:
                 found = EncoderTimes(self.encoder, speeds)
         except LookupError:
             self._assumed = speeds
-            self._spent, self._predicted = speeds.image_factor, 1.0
+            self._known_s = speeds.image_factor, 1.0
             return EncoderTimes(self.encoder, AssumedSpeeds())
-        self._spent = self._predicted = 1.0
+        self._known_s = 1.0, 1.0
         return found
 
     def expected_seconds(self, layout: ImageLayout) -> float | None:
         expected = self.times.layout(layout)
-        return expected * self._spent / self._predicted if self._spent else None
+        spent, predicted = self._known_s
+        return expected * spent / predicted if spent else None
 
     def learn(self, spent: float, predicted: float) -> None:
         """Correct later expectations by the time that an image took. Later images and larger images count more."""
-        if not self._has_learnt:
-            self._spent = self._predicted = 0.0
+        if self._has_learnt:
+            earlier_spent, earlier_predicted = self._known_s
+            spent, predicted = earlier_spent / 2 + spent, earlier_predicted / 2 + predicted
         self._has_learnt = True
-        self._spent = self._spent / 2 + spent
-        self._predicted = self._predicted / 2 + predicted
+        self._known_s = spent, predicted
         if self._assumed is not None:
-            self._assumed.keep_image_factor(self._spent / self._predicted)
+            self._assumed.keep_image_factor(spent / predicted)
 
     def give_back_memory(self) -> None:
         """Return the memory of keys and values to the system. The next image gets it back within milliseconds."""
