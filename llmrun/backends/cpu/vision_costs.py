@@ -49,8 +49,8 @@ def most_patches(projector: ProjectorFile) -> int:
 def encoder_of_header(file: GGUFFile, projector: ProjectorFile) -> VisionEncoder:
     """Return an encoder for computing sizes and times, without reading weights. Raises BadGGUF and UnsupportedModel."""
     made_up = file.with_placeholder_weights()
-    # The placeholder 1.0 is no valid limit of a clamp (Gemma 4). Clamps take 5 % of the time.
-    made_up.tensors = {name: one for name, one in file.tensors.items() if not name.endswith(("_min", "_max"))}
+    # The placeholder 1.0 is no valid lower limit of a clamp (Gemma 4), which may have only an upper limit, though.
+    made_up.tensors = {name: one for name, one in file.tensors.items() if not name.endswith("_min")}
     return encoder_of(made_up, projector)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,3 +54,13 @@ def test_smolvlm_s_epsilon_is_the_model_s(tmp_path: Path) -> None:
             rows[epsilon] = encode_exactly(encoder, case.pictures()[0])
     assert np.array_equal(rows[1e-5], rows[1e-6])
     assert not np.array_equal(rows[1e-4], rows[1e-6])
+
+
+def test_wide_images_need_no_memory_for_positions(tmp_path: Path) -> None:
+    """Positions interpolated for all columns of the table would need more memory than the features."""
+    with encoder_in(ENCODER_CASES["qwen3vl"].write(tmp_path, "F32")) as encoder:
+        tracemalloc.start()
+        geometry = encoder.geometry(2000, 8)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < geometry.rows * encoder.x.width

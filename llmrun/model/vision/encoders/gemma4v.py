@@ -38,8 +38,6 @@ class _ClampingWriter(EncoderWriter):
         least, most = self._limit(f"{name}_min", -inf), self._limit(f"{name}_max", inf)
         if (least, most) == (-inf, inf):
             return x
-        if (least, most) == (1, 1):  # placeholder weights, with which memory is predicted
-            least = 0.0
         if not least <= 0 <= most:  # the padding of rows must stay 0
             raise self.file.bad(f"{name}_min", f"limits must be on both sides of 0, not {least} and {most}")
         return self.plan.clamp(x, least, most)

@@ -153,14 +153,18 @@ class Qwen3VLEncoder(_Qwen):
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         usual = super().geometry(columns, rows)
-        low, high, share = _neighbours(self._positions.shape[1], columns)
-        of_columns = self._positions[:, low] * (np.float32(1) - share) + self._positions[:, high] * share
-        low, high, share = _neighbours(len(self._positions), rows)
+        table = self._positions
+        left, right, to_right = _neighbours(table.shape[1], columns)
+        above, below, to_below = _neighbours(len(table), rows)
 
         def added(tile: slice) -> NDArray[np.float32]:
             row, column = np.divmod(usual.patches[tile], columns)
-            found: NDArray[np.float32] = of_columns[low[row], column] * (np.float32(1) - share[row])
-            found += of_columns[high[row], column] * share[row]
+            upper, lower = (
+                table[line[row], left[column]] * (np.float32(1) - to_right[column])
+                + table[line[row], right[column]] * to_right[column]
+                for line in (above, below)
+            )
+            found: NDArray[np.float32] = upper * (np.float32(1) - to_below[row]) + lower * to_below[row]
             return found
 
         return Geometry(usual.patches, usual.groups, added, positions=usual.positions)
