@@ -173,7 +173,7 @@ class CpuEncoding:
         for tile in self._tiles:
             of_tile = yield from encoding(self._vision.encoder, tile, self._run)
             rows.append(of_tile)
-        return np.concatenate(rows)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run(self, stage: Stage, rows: NDArray[np.float32], tile: slice, geometry: Geometry) -> NDArray[np.float32]:
         encoder, count = self._vision.encoder, len(rows)

@@ -11,7 +11,7 @@ Pixels, positions and merges are computed here, in NumPy, with operations whose 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -96,12 +96,12 @@ class VisionEncoder(ABC):
         """Merge features float32[rows, width] into float32[groups, merged width]. The default concatenates groups."""
         return x[groups].reshape(len(groups), -1)
 
-    def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
-        """Return the rows of embeddings, from the outputs of the stages that take merged rows, in order.
+    def embeddings(self, made: NDArray[np.float32], columns: int, rows: int) -> NDArray[np.float32]:
+        """Return the rows of embeddings, given what the stages made of merged rows, float32[groups, row width].
 
         columns, rows  the numbers of patches
         """
-        return parts[0]
+        return made
 
     def pixels_of(self, image: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
         """Return the pixels of patches, uint8[patches, 3 * patch * patch], for an image, uint8[height, width, 3]."""
@@ -142,12 +142,15 @@ def encoding(
     x = np.zeros((geometry.rows, encoder.x.width), np.float32)
     if geometry.added is not None and geometry.leading:
         x[: geometry.leading] = geometry.added(slice(geometry.leading))
-    parts: list[NDArray[np.float32]] = []
+    # The output of the last stage comes first, and then the outputs of those that merge features of earlier layers.
+    embeddings = np.empty((len(geometry.groups), encoder.projector.row_width), np.float32)
+    place = 0
     for stage in encoder.plan.stages:
         count = rows_of_stage(encoder, stage, geometry)
         if stage.takes is not encoder.patches and stage.takes is not encoder.x:
             assert stage.gives is not None
-            parts.append(np.empty((count, stage.gives.width), np.float32))
+            place = (place + stage.gives.width) % encoder.projector.row_width
+            part = embeddings[:, place : place + stage.gives.width]
         for first in range(0, count, tile_rows):
             tile = slice(first, min(first + tile_rows, count))
             if stage.takes is encoder.patches:
@@ -160,6 +163,6 @@ def encoding(
                 if stage.gives is not None:
                     x[tile] = made
             else:
-                parts[-1][tile] = run(stage, encoder.merged(x, geometry.groups[tile]), tile, geometry)
+                part[tile] = run(stage, encoder.merged(x, geometry.groups[tile]), tile, geometry)
             yield
-    return encoder.embeddings(parts, columns, rows)
+    return encoder.embeddings(embeddings, columns, rows)

@@ -136,7 +136,7 @@ def _wanted(file: GGUFFile, family: str, layers: int, merge: int) -> Iterator[tu
     texts = [("", others)]
     for layer in range(layers):
         prefix, text = f"v.blk.{layer}.", _LAYERS[family]
-        if family in _EXCHANGED and _is_exchanged(file, prefix):
+        if family in _EXCHANGED and is_exchanged(file, prefix[:-1]):
             text = text.replace("ffn_up", "ffn_?").replace("ffn_down", "ffn_up").replace("ffn_?", "ffn_down")
         texts.append((prefix, text))
         if family == "qwen3vl_merger" and f"v.deepstack.{layer}.fc1.weight" in file.tensors:
@@ -149,10 +149,10 @@ def _wanted(file: GGUFFile, family: str, layers: int, merge: int) -> Iterator[tu
             yield full, letters.split(","), name != bare
 
 
-def _is_exchanged(file: GGUFFile, prefix: str) -> bool:
+def is_exchanged(file: GGUFFile, block: str) -> bool:
     """Return True if the matrix that is called "up" is the one that goes back to the width of the encoder."""
-    up, bias = file.tensors.get(f"{prefix}ffn_up.weight"), file.tensors.get(f"{prefix}ln1.weight")
-    return up is not None and bias is not None and up.shape[0] != bias.shape[0]
+    up, norm = file.tensors.get(f"{block}.ffn_up.weight"), file.tensors.get(f"{block}.ln1.weight")
+    return up is not None and norm is not None and up.shape[0] != norm.shape[0]
 
 
 def _check(file: GGUFFile, name: str, letters: list[str], sizes: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from llmrun.model.plan.elementary import Pairing, Rope, inverse_powers
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.twin import Value
 from llmrun.model.vision.encoder import Geometry, VisionEncoder
-from llmrun.model.vision.encoders.parts import EncoderWriter, averaged, grid_positions, square_groups
+from llmrun.model.vision.encoders.parts import EncoderWriter, added_by_axis, averaged, grid_positions, square_groups
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,14 +87,12 @@ class Gemma4TowerEncoder(VisionEncoder):
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
-        patches, (of_columns, of_rows) = np.arange(columns * rows), self._tables
-
-        def added(rows: slice) -> NDArray[np.float32]:
-            found: NDArray[np.float32] = of_columns[patches[rows] % columns] + of_rows[patches[rows] // columns]
-            return found
-
-        groups = square_groups(columns, rows, self.merge)
-        return Geometry(patches, groups, added, positions=grid_positions(columns, rows))
+        return Geometry(
+            np.arange(columns * rows),
+            square_groups(columns, rows, self.merge),
+            added_by_axis(self._tables, columns, rows),
+            positions=grid_positions(columns, rows),
+        )
 
     def merged(self, x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:
         return averaged(x, groups) * np.float32(sqrt(self.x.width))
@@ -106,9 +104,7 @@ def _rope(w: EncoderWriter) -> Rope:
     The first half of a head is rotated by the column of a patch, and the second half by its row. Each half is paired
     as in NeoX. In the new order, the whole head is.
     """
-    if w.head_size % 4:
-        raise w.file.bad("clip.vision.attention.head_dim", f"must be a multiple of 4, not {w.head_size}")
-    pairs = w.head_size // 4  # of each half
+    pairs = w.pairs_per_axis
     w.order = w.order.reshape(2, 2, pairs).transpose(1, 0, 2).reshape(-1)
     return Rope(np.tile(inverse_powers(_BASE, pairs), 2), Pairing.NEOX, axes=np.repeat([2, 1], pairs))
 

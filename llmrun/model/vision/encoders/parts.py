@@ -21,6 +21,7 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.shapes import ALL, AttentionShape
 from llmrun.model.plan.twin import Value, dequantized
+from llmrun.model.vision.tensors import is_exchanged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -134,6 +135,13 @@ class EncoderWriter:
 
     # --- attention ---
 
+    @property
+    def pairs_per_axis(self) -> int:
+        """The pairs of features of a head that 2-D RoPE rotates for each axis. Raises BadGGUF if some are left."""
+        if self.head_size % 4:
+            raise self.file.bad("clip.vision.attention.head_dim", f"must be a multiple of 4, not {self.head_size}")
+        return self.head_size // 4
+
     def _of_heads(self, name: str, x: Value, order: NDArray[np.intp], first: int = 0, total: int = 0) -> Value:
         """Multiply by the rows of a matrix that belong to heads, from row `first` on, with padding."""
         size = self.heads * self.head_size
@@ -225,13 +233,12 @@ class EncoderWriter:
             gives.append(x)
 
     def _feed_forward_names(self, block: str) -> tuple[str, str]:
-        """Return the names of the first and the second matrix, which older converters exchanged.
+        """Return the names of the first and the second matrix.
 
         Only the matrices tell the width between them: with Qwen2-VL, the metadata has the text model's width instead.
         """
         up, down = f"{block}.ffn_up", f"{block}.ffn_down"
-        is_exchanged = self.file.tensors[f"{up}.weight"].shape[0] != self.width
-        return (down, up) if is_exchanged else (up, down)
+        return (down, up) if is_exchanged(self.file, block) else (up, down)
 
     def mlp(self, block: str, h: Value, activation: Activation) -> Value:
         """Return the second matrix times the activation of the first matrix times h."""
@@ -273,6 +280,18 @@ def grid_positions(columns: int, rows: int) -> NDArray[np.int32]:
     """Return int32[patches, 3], the positions of patches in time, which are 0, and their rows and columns."""
     row, column = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
     return np.stack([np.zeros_like(row), row, column], axis=1)
+
+
+def added_by_axis(tables: NDArray[np.float32], columns: int, rows: int) -> Callable[[slice], NDArray[np.float32]]:
+    """Return `Geometry.added` for tables of the positions of columns and rows, float32[2, positions, width]."""
+    (of_columns, of_rows), patches = tables, np.arange(columns * rows)
+
+    def added(some: slice) -> NDArray[np.float32]:
+        row, column = np.divmod(patches[some], columns)
+        found: NDArray[np.float32] = of_columns[column] + of_rows[row]
+        return found
+
+    return added
 
 
 def averaged(x: NDArray[np.float32], groups: NDArray[np.intp]) -> NDArray[np.float32]:

@@ -17,8 +17,6 @@ from llmrun.model.vision.encoder import Geometry, VisionEncoder
 from llmrun.model.vision.encoders.parts import EncoderWriter, grid_positions, square_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from llmrun.formats.gguf.reader import GGUFFile
@@ -64,8 +62,8 @@ class PixtralEncoder(VisionEncoder):
         """Merge features so that each feature of all patches of a group comes before the next feature."""
         return x[groups].transpose(0, 2, 1).reshape(len(groups), -1)
 
-    def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
-        lines = parts[0].reshape(rows // self.merge, columns // self.merge, -1)
+    def embeddings(self, made: NDArray[np.float32], columns: int, rows: int) -> NDArray[np.float32]:
+        lines = made.reshape(rows // self.merge, columns // self.merge, -1)
         breaks = np.broadcast_to(self._break, (len(lines), 1, len(self._break)))
         return np.concatenate([lines, breaks], axis=1).reshape(-1, len(self._break))[:-1]
 
@@ -75,7 +73,6 @@ def _rope(w: EncoderWriter) -> Rope:
 
     The odd frequencies rotate the second half by its column.
     """
-    if w.head_size % 4:
-        raise w.file.bad("clip.vision.attention.head_dim", f"must be a multiple of 4, not {w.head_size}")
-    frequencies = inverse_powers(_BASE, w.head_size // 2)
-    return Rope(np.concatenate([frequencies[::2], frequencies[1::2]]), axes=np.repeat([1, 2], w.head_size // 4))
+    pairs = w.pairs_per_axis
+    frequencies = inverse_powers(_BASE, 2 * pairs)
+    return Rope(np.concatenate([frequencies[::2], frequencies[1::2]]), axes=np.repeat([1, 2], pairs))

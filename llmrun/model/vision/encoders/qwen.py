@@ -17,8 +17,6 @@ from llmrun.model.vision.encoder import Geometry, VisionEncoder
 from llmrun.model.vision.encoders.parts import EncoderWriter, grid_positions, square_groups, usual_activation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from llmrun.formats.gguf.reader import GGUFFile
@@ -169,9 +167,6 @@ class Qwen3VLEncoder(_Qwen):
 
         return Geometry(usual.patches, usual.groups, added, positions=usual.positions)
 
-    def embeddings(self, parts: Sequence[NDArray[np.float32]], columns: int, rows: int) -> NDArray[np.float32]:
-        return np.concatenate([parts[-1], *parts[:-1]], axis=1)
-
 
 def _neighbours(size: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
     """Return how `count` numbers are interpolated linearly between `size` numbers, whose ends stay the ends.
@@ -185,7 +180,5 @@ def _neighbours(size: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.int
 
 def _rope(w: EncoderWriter) -> Rope:
     """Return the RoPE, which rotates the first half of the pairs by a patch's row, and the others by its column."""
-    if w.head_size % 4:
-        raise w.file.bad("clip.vision.attention.head_count", f"heads of {w.head_size} features cannot be rotated")
-    pairs = w.head_size // 4  # for each axis
+    pairs = w.pairs_per_axis
     return Rope(np.tile(inverse_powers(_BASE, pairs), 2), Pairing.NEOX, axes=np.repeat([1, 2], pairs))

@@ -8,11 +8,9 @@ import numpy as np
 
 from llmrun.model.plan.twin import Value
 from llmrun.model.vision.encoder import Geometry, VisionEncoder
-from llmrun.model.vision.encoders.parts import EncoderWriter
+from llmrun.model.vision.encoders.parts import EncoderWriter, added_by_axis
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.projector import ProjectorFile
 
@@ -36,15 +34,9 @@ class UnifiedEncoder(VisionEncoder):
             h = w.layernorm("v.patch_norm.3", embedded, _EPSILON)
             h = self.plan.rmsnorm(h, np.ones(w.width, np.float32), w.epsilon)
             gives.append(w.linear("mm.input_projection", h, projector.row_width))
-        self._by_axis = w.table("v.position_embd").reshape(2, -1, w.width)
+        self._tables = w.table("v.position_embd").reshape(2, -1, w.width)
         w.finish()
 
     def geometry(self, columns: int, rows: int) -> Geometry:
         patches = np.arange(columns * rows)
-        of_columns, of_rows = self._by_axis
-
-        def positions(rows: slice) -> NDArray[np.float32]:
-            found: NDArray[np.float32] = of_columns[patches[rows] % columns] + of_rows[patches[rows] // columns]
-            return found
-
-        return Geometry(patches, patches[:, None], positions)
+        return Geometry(patches, patches[:, None], added_by_axis(self._tables, columns, rows))
