@@ -123,7 +123,7 @@ def _files(case: Case, folder: Path, layers: int | None) -> dict[str, Path]:
 
 def _measure(name: str, case: Case, projector: ProjectorFile, model: Path, threads: int, rounds: int) -> None:
     tiles = [_picture(*case.size, seed) for seed in range(case.tiles)]
-    own, theirs = CpuVision(projector, threads), LlamaVision(model, projector, threads)
+    own, theirs = CpuVision.loaded(projector, threads), LlamaVision(model, projector, threads)
     try:
         theirs.load()
         theirs.wait()

@@ -58,7 +58,7 @@ def main() -> int:
         options.threads, time.perf_counter = 1, time.process_time
         vars(time)["CLOCK_MONOTONIC"] = time.CLOCK_PROCESS_CPUTIME_ID  # the clock of timed kernels
     random = np.random.default_rng(options.seed)
-    with closing(CpuVision(read_projector(Path(options.projector)), options.threads)) as vision:
+    with closing(CpuVision.loaded(read_projector(Path(options.projector)), options.threads)) as vision:
         speeds = Speeds.of_this_machine(options.threads, afresh=True)
         vision.times = EncoderTimes(vision.encoder, speeds)
         errors = [measured(vision, random, options) for _ in range(options.pictures)]

@@ -64,7 +64,7 @@ def compare_encoders(model: Path, projector: ProjectorFile, threads: int) -> Row
     of_picture = tiles(sample_picture(), layout.scaled)
     first = next(piece for piece in layout.pieces if isinstance(piece, Rows))
     one = ImageLayout((first,), layout.scaled, layout.width, layout.height)
-    own = _encoded(CpuVision(projector, threads), of_picture, one)
+    own = _encoded(CpuVision.loaded(projector, threads), of_picture, one)
     theirs = _encoded(LlamaVision(model, projector, threads), of_picture, one)
     if not (np.isfinite(own).all() and np.isfinite(theirs).all()):
         raise ModelFileError(

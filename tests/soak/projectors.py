@@ -125,7 +125,7 @@ def _encode_in_cpu(path: Path, model: Path) -> None:
     projector = read_projector(path)
     with open_gguf(model) as file:
         check_projector(projector, file)
-    _encode(CpuVision(projector, 1))
+    _encode(CpuVision.loaded(projector, 1))
 
 
 def _encode_in_llama(path: Path, model: Path) -> None:

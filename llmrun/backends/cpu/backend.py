@@ -401,7 +401,7 @@ def _encoder_of(file: GGUFFile, options: OpenOptions, plan: Plan, n_threads: int
     projector = opened_projector(options, file)
     assert projector is not None
     check_plan(plan, projector, file)
-    return CpuVision(projector, n_threads, load=False)
+    return CpuVision(projector, n_threads)
 
 
 def _allocated(shapes: Iterable[tuple[int, ...]], name: str) -> list[NDArray[np.uint8]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -46,10 +46,10 @@ class CpuVision:
 
     runs_apart = False
 
-    def __init__(self, projector: ProjectorFile, n_threads: int, *, load: bool = True) -> None:
-        """Load the encoder. Raises ModelFileError, UnsupportedModel and DoesNotFit.
+    def __init__(self, projector: ProjectorFile, n_threads: int) -> None:
+        """Prepare an encoder. The caller loads `kernels`, links `lowered`, fills `packed`, and then calls `finish`.
 
-        load  False if the caller loads `kernels`, links `lowered`, fills `packed`, and then calls `finish`
+        Raises ModelFileError, UnsupportedModel and DoesNotFit.
         """
         self.projector, self.n_threads = projector, n_threads
         self._current: CpuEncoding | None = None
@@ -64,15 +64,24 @@ class CpuVision:
             self.encoder = encoder_of(self._file, projector)
             self.memory = EncoderMemory.of(self._file, self.encoder, n_threads)
             self._lower()
-            if load:
-                load_kernels(self.kernels)
-                self.lowered.link()
-                with filling(self.packed, n_threads) as weights:
-                    weights.finish()
-                self.finish()
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def loaded(cls, projector: ProjectorFile, n_threads: int) -> Self:
+        """Load an encoder by itself. Raises the same errors."""
+        vision = cls(projector, n_threads)
+        try:
+            load_kernels(vision.kernels)
+            vision.lowered.link()
+            with filling(vision.packed, n_threads) as weights:
+                weights.finish()
+            vision.finish()
+        except BaseException:
+            vision.close()
+            raise
+        return vision
 
     def _lower(self) -> None:
         plan, kv_type = self.encoder.plan, kv_type_of(self.encoder)

@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def vision(path: Path) -> Iterator[CpuVision]:
-    opened = CpuVision(read_projector(path), 2)
+    opened = CpuVision.loaded(read_projector(path), 2)
     yield opened
     opened.close()
 
@@ -133,7 +133,7 @@ def test_after_an_error_the_next_image_is_right(
 
 
 def test_a_closed_encoder_encodes_nothing(path: Path) -> None:
-    before, vision = threads(), CpuVision(read_projector(path), 2)
+    before, vision = threads(), CpuVision.loaded(read_projector(path), 2)
     encoding = begin(vision)
     assert encoding.advance(0) is None
     vision.close()
@@ -156,7 +156,7 @@ def test_progress_grows_to_one_with_every_tile_of_rows(vision: CpuVision) -> Non
 
 
 def test_an_image_teaches_the_time_of_the_next(path: Path) -> None:
-    vision = CpuVision(read_projector(path), 1)
+    vision = CpuVision.loaded(read_projector(path), 1)
     layout = layout_of(vision)
     vars(vision)["times"] = EncoderTimes(vision.encoder, AssumedSpeeds())
     assert vision.expected_seconds(layout) is None
@@ -188,7 +188,7 @@ def test_the_first_image_of_later_processes_has_a_forecast(
     projector, found = read_projector(path), []
     monkeypatch.setattr(folders, "cache_folder", lambda name: tmp_path / name)  # no speed was measured
     for _ in range(2):
-        with closing(CpuVision(projector, 2)) as vision:
+        with closing(CpuVision.loaded(projector, 2)) as vision:
             found.append(vision.expected_seconds(layout_of(vision)))
             vision.learn(spent=3.0, predicted=vision.times.layout(layout_of(vision)))
     assert found == [None, pytest.approx(3.0)]
@@ -199,4 +199,4 @@ def test_a_projector_that_was_replaced_is_refused(tmp_path: Path) -> None:
     projector = read_projector(file)
     tiny_projector(tmp_path, "gemma3", image_size=112, seed=1)
     with pytest.raises(ModelFileError, match="the projector changed while it was opened"):
-        CpuVision(projector, 1)
+        CpuVision.loaded(projector, 1)

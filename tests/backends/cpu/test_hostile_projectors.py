@@ -46,7 +46,7 @@ def outcome(path: Path) -> str:
 
 
 def _encoded(path: Path) -> str:
-    vision = CpuVision(read_projector(path), 1)
+    vision = CpuVision.loaded(read_projector(path), 1)
     try:
         for size in ((70, 50), (1, 1)):
             layout = vision.projector.layout(*size, "low")

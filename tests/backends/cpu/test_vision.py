@@ -44,7 +44,7 @@ WEIGHTS = pytest.mark.parametrize("weight_type", TYPES)
 
 @contextmanager
 def opened(path: Path, threads: int = 2) -> Iterator[CpuVision]:
-    vision = CpuVision(read_projector(path), threads)
+    vision = CpuVision.loaded(read_projector(path), threads)
     try:
         yield vision
     finally:

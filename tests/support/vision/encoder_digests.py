@@ -24,7 +24,7 @@ def digests_of(paths: Mapping[str, str]) -> dict[str, str]:
     """Encode the first picture of each case."""
     layout, found = ImageLayout((Rows(0, 0, 0, 0),), (), 0, 0), {}
     for name, path in paths.items():
-        with closing(CpuVision(read_projector(Path(path)), 2)) as vision:
+        with closing(CpuVision.loaded(read_projector(Path(path)), 2)) as vision:
             rows = vision.begin(ENCODER_CASES[name].pictures()[:1], layout).advance(60)
             assert rows is not None
             found[name] = hashlib.sha256(rows.tobytes()).hexdigest()
