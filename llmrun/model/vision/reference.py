@@ -11,6 +11,8 @@ from llmrun.model.plan.twin import ImageInputs, Run
 from llmrun.model.vision.encoder import Geometry, VisionEncoder, encoding
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from numpy.typing import NDArray
 
     from llmrun.model.plan.builder import Stage
@@ -73,7 +75,11 @@ def _encode(
             stages[stage.name] = made
         return made
 
-    steps = encoding(encoder, image, run, tile_rows=1 << 30)
+    return finished(encoding(encoder, image, run, tile_rows=1 << 30))
+
+
+def finished(steps: Generator[None, None, NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return the result of `encoding`."""
     while True:
         try:
             next(steps)

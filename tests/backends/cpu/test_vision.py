@@ -20,7 +20,7 @@ from llmrun.backends.cpu.vision_costs import kv_type_of
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, RunStage, encoding
 from llmrun.model.vision.layout import ImageLayout, Rows
 from llmrun.model.vision.projector import read_projector
-from llmrun.model.vision.reference import encode_quantizing
+from llmrun.model.vision.reference import encode_quantizing, finished
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, at_level
 from tests.support.vision.encoder_cases import (
     ENCODER_CASES,
@@ -64,14 +64,8 @@ def encoded(
         made = begun._run(stage, rows, part, geometry)
         return made if replaced is None else replaced(stage, made, part, geometry)
 
-    steps = encoding(vision.encoder, tile, run, tile_rows)
     with closing(begun):
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                rows: NDArray[np.float32] = end.value
-                return rows
+        return finished(encoding(vision.encoder, tile, run, tile_rows))
 
 
 def begin(vision: CpuVision, *tiles: NDArray[np.uint8]) -> CpuEncoding:
