@@ -23,6 +23,7 @@ from llmrun.model.plan.shapes import ALL
 from llmrun.model.vision.encoder import TILE_ROWS, Geometry, VisionEncoder, rows_of_stage
 from llmrun.model.vision.encoders.registry import encoder_of
 from llmrun.model.vision.projector import USUAL_IMAGE
+from llmrun.model.vision.tensors import OF_AUDIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,11 @@ class EncoderMemory(Struct, frozen=True):
         """Compute the memory for images of the usual detail. `file` is the projector's."""
         plan, projector = encoder.plan, encoder.projector
         packed = {matrix.name.partition("[")[0] for matrix in plan.matrices}
-        tables = sum(FLOAT * math.prod(tensor.shape) for name, tensor in file.tensors.items() if name not in packed)
+        tables = sum(
+            FLOAT * math.prod(tensor.shape)
+            for name, tensor in file.tensors.items()
+            if name not in packed and not name.startswith(OF_AUDIO)
+        )
         rows = min(projector.most_rows, USUAL_IMAGE)
         patches = rows * projector.patches_per_row
         kv_type = kv_type_of(encoder)

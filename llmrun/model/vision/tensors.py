@@ -62,6 +62,7 @@ _OTHERS: Final = {
     "internvl": "v.patch_embd:p,p,3,w v.patch_embd.bias?:w v.class_embd:w v.position_embd:w,N mm.model.mlp.0:m "
     "mm.model.mlp.0.bias:m mm.model.mlp.1:m,x mm.model.mlp.1.bias:x mm.model.mlp.3:x,t mm.model.mlp.3.bias:t",
 }
+OF_AUDIO: Final = ("a.", "mm.a.")  # the names of tensors that an encoder for audio has begin with these
 # Older converters exchanged the names of the two matrices.
 _EXCHANGED: Final = ("gemma3", "qwen2vl_merger", "qwen2.5vl_merger", "idefics3")
 _WITHOUT_SUFFIX: Final = (".bias", ".weight.1", "class_embd", "img_break")

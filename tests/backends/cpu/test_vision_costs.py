@@ -59,6 +59,15 @@ def test_memory_counts_keys_values_and_features(tmp_path: Path, kind: str) -> No
     assert memory.weights >= floats * patches * WIDTH  # the table of positions
 
 
+def test_an_encoder_for_audio_needs_no_memory(tmp_path: Path) -> None:
+    once = TINY_PROJECTORS["gemma4v"].once
+    expected = EncoderMemory.in_header(read_projector(tiny_projector(tmp_path, "gemma4v")), 2)
+    path = tiny_projector(tmp_path, "gemma4v", once=f"{once} a.blk.0.ffn_up:f,f mm.a.input_projection:t,f")
+    with open_gguf(path) as file:
+        assert "a.blk.0.ffn_up.weight" in file.tensors
+    assert EncoderMemory.in_header(read_projector(path), 2) == expected
+
+
 @pytest.mark.parametrize("name", TINY_PROJECTORS)
 def test_the_memory_is_known_without_weights(tmp_path: Path, name: str) -> None:
     """The weights are placeholders, which are all 1."""

@@ -21,7 +21,7 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.shapes import ALL, AttentionShape
 from llmrun.model.plan.twin import Value, dequantized
-from llmrun.model.vision.tensors import is_exchanged
+from llmrun.model.vision.tensors import OF_AUDIO, is_exchanged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class EncoderWriter:
 
     def finish(self) -> None:
         """Raise UnsupportedModel if the file has a tensor of the encoder for images that the plan does not use."""
-        self.tensors.leave_out("a.", "mm.a.")
+        self.tensors.leave_out(*OF_AUDIO)
         self.tensors.finish()
 
     @contextmanager
@@ -109,7 +109,7 @@ class EncoderWriter:
         """Return a matrix that the file stores transposed, with so many inputs."""
         stored = self.tensors.matrix(f"{name}.weight", self.file.tensors[f"{name}.weight"].shape[0], columns)
         weights = np.ascontiguousarray(dequantized(stored).T)
-        return _float_matrix(name, weights)
+        return _float_matrix(f"{name}.weight", weights)
 
     def table(self, name: str) -> NDArray[np.float32]:
         """Return a table of positions, float32[positions, width]. Tables of several axes follow each other.
