@@ -24,7 +24,7 @@ SIZE: Final = (640, 480)  # the width and height of the test picture
 _OF_FLOATS, _OF_INTEGERS = 0.999, 0.99
 # Where llama.cpp computes something else than the model, and llmrun follows the model. docs/images.md explains it.
 _KNOWN: Final = {
-    "gemma4v": "llama.cpp uses another activation function than Gemma 4, unless the file names it",
+    "gemma4v": "llama.cpp uses a different activation function from Gemma 4's, unless the file names it",
     "internvl": "llama.cpp moves the positions of InternVL's patches by one, and approximates its activation function",
 }
 

@@ -148,7 +148,7 @@ class CpuVision:
             raise ValueError("a tile must have three bytes for each pixel")
         if self._closed:
             raise LlmrunError("the engine is closed", hint="Open the model again.")
-        if self._current is not None:  # it would overwrite the keys and values of the new image
+        if self._current is not None:  # the old image would overwrite the keys and values of the new one
             self._current.close()
         self._current = CpuEncoding(self, [tiles[piece.tile] for piece in layout.pieces if isinstance(piece, Rows)])
         return self._current

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.projector import ProjectorFile
 
-_BASE = 10000.0  # of RoPE
+_BASE = 10000.0  # the base of RoPE
 
 
 class PixtralEncoder(VisionEncoder):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.vision.projector import ProjectorFile
 
-_BASE = 10000.0  # of RoPE
+_BASE = 10000.0  # the base of RoPE
 _WINDOW = 112  # side of a window, in pixels
 
 
@@ -98,7 +98,7 @@ class Qwen25VLEncoder(_Qwen):
     def __init__(self, file: GGUFFile, projector: ProjectorFile) -> None:
         self._pattern = file.integer("clip.vision.n_wa_pattern", minimum=1)
         sizes = projector.layouts.sizes
-        self._side = max(1, _WINDOW // sizes.unit)  # of a window, in merged patches
+        self._side = max(1, _WINDOW // sizes.unit)  # a window's side, in merged patches
         super().__init__(file, projector)
 
     def _norm(self, name: str, x: Value) -> Value:

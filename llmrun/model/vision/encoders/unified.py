@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.vision.projector import ProjectorFile
 
-_EPSILON = 1e-5  # of PyTorch's LayerNorm; the file's is for the RMSNorm
+_EPSILON = 1e-5  # PyTorch's default for LayerNorm; the file's epsilon is for the RMSNorm
 
 
 class UnifiedEncoder(VisionEncoder):
