@@ -134,7 +134,7 @@ class _Job:
         return time.perf_counter() - self._began
 
     def encode_s(self, vision: Vision) -> float:
-        """Return how long the image has been encoded, without steps in the same thread."""
+        """Return how long the image has been encoded, not counting steps between slices."""
         return self.elapsed_s if vision.runs_apart else self.sliced_s
 
     def stop(self, decoder: ImageDecoder, vision: Vision) -> None:

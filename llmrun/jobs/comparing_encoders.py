@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from llmrun.model.vision.projector import ProjectorFile
 
 SIZE: Final = (640, 480)  # the width and height of the test picture
-# The smallest cosine of rows that agree. Both engines round float weights' products in other orders, and with integer
-# weights also activations, in other places. Swapped axes, tiles or channels make cosines below 0.9.
+# The smallest cosine of rows that agree. The engines add up products in different orders. With integer weights, they also
+# round activations in different places. Swapped axes, tiles or channels make cosines below 0.9.
 _OF_FLOATS, _OF_INTEGERS = 0.999, 0.99
-# Where llama.cpp computes something else than the model, and llmrun follows the model. docs/images.md explains it.
+# In these families, llama.cpp differs from the model's own code, which llmrun follows (docs/images.md).
 _KNOWN: Final = {
     "gemma4v": "llama.cpp uses a different activation function from Gemma 4's, unless the file names it",
     "internvl": "llama.cpp moves the positions of InternVL's patches by one, and approximates its activation function",
@@ -54,7 +54,7 @@ class RowsCompared(NamedTuple):
 def compare_encoders(model: Path, projector: ProjectorFile, threads: int) -> RowsCompared:
     """Encode one tile of the test picture with both engines, one after the other.
 
-    model  the file of the text model, which libmtmd reads the vocabulary of
+    model  the file of the text model, whose vocabulary libmtmd reads
     Raises LlmrunError if an engine cannot load the projector or encode the picture.
     """
     from llmrun.backends.cpu.vision import CpuVision

@@ -179,7 +179,7 @@ class EncoderTimes:
         return speed.op + shape.heads * (shape.head_size + shape.value_size) * attended / speed.multiply
 
     def _without_attention(self, stage: Stage, count: int) -> float:
-        """Return the time for so many rows of a stage, apart from attention."""
+        """Return the expected time in seconds of a stage for `count` rows, apart from attention."""
         speeds, step = self._speeds, StepShape(count, wanted=0)
         moved = stage.takes.width + (0 if stage.gives is None else stage.gives.width)
         total = _TILE_PYTHON + 2 * FLOAT * count * moved / _COPIED

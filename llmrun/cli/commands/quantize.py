@@ -104,7 +104,8 @@ def command(
     chosen = file_type_named(file_type)
     output = None if output_type is None else weight_type_named(output_type, "--output-type")
     embedding = None if embedding_type is None else weight_type_named(embedding_type, "--embedding-type")
-    # Only the header tells whether a file is a projector, which needs no llama.cpp. No model is downloaded without it.
+    # Only the header tells whether a file is a projector, which needs no llama.cpp.
+    # Without llama.cpp, no model is downloaded only to find that out.
     if not (Path(source).is_file() or is_projector(source)):
         _check_quantizer()
 

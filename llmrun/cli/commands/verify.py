@@ -139,7 +139,7 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
 def _compared(model: Model, *, is_named: bool, quietly: bool) -> RowsCompared | None:
     """Compare the rows of both engines for a test picture, and print the result. Returns None without a projector.
 
-    Raises UsageError if the model `is_named` and has no projector, and the errors of `compare_encoders`.
+    Raises UsageError if the user named a model that has no projector, and the errors of `compare_encoders`.
     """
     from llmrun.base.machine.cpu_count import default_threads
     from llmrun.hub.local.projectors import projector_for
