@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from llmrun.model.vision.projector import ProjectorFile
 
 SIZE: Final = (640, 480)  # the width and height of the test picture
-# The smallest cosine of rows that agree. The engines add up products in different orders, and with integer weights, they
-# round activations in different places. Swapped axes, tiles or channels make cosines below 0.9.
+# The smallest cosine of rows that agree. The engines add up products in different orders, and round activations in
+# different places if the weights are integers. Swapped axes, tiles or channels make cosines below 0.9.
 _OF_FLOATS, _OF_INTEGERS = 0.999, 0.99
 # In these families, llama.cpp differs from the model's own code, which llmrun follows (docs/images.md).
 _KNOWN: Final = {
