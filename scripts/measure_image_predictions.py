@@ -3,8 +3,7 @@
 
 The script first measures the speeds of this machine as `llmrun fit` does, and then prints the forecast and the actual
 time of each picture, and at the end the median and the largest of the relative errors. With --corrected, the forecasts
-are corrected by the pictures before, as in a running engine. With --cpu-time, all times are CPU times of one thread, so
-that other programs disturb the result less.
+are corrected by the pictures before, as in a running engine.
 
 Example:
     scripts/measure_image_predictions.py mmproj-model-Q8_0.gguf -t 2 --pictures 10
@@ -54,9 +53,6 @@ def measured(vision: CpuVision, random: np.random.Generator, options: argparse.N
 
 def main() -> int:
     options = _options()
-    if options.cpu_time:
-        options.threads, time.perf_counter = 1, time.process_time
-        vars(time)["CLOCK_MONOTONIC"] = time.CLOCK_PROCESS_CPUTIME_ID  # the clock of timed kernels
     random = np.random.default_rng(options.seed)
     with closing(CpuVision.loaded(read_projector(Path(options.projector)), options.threads)) as vision:
         speeds = Speeds.of_this_machine(options.threads, afresh=True)
@@ -75,7 +71,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=2000, help="longest side in pixels")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corrected", action="store_true")
-    parser.add_argument("--cpu-time", action="store_true")
     return parser.parse_args()
 
 
