@@ -39,7 +39,8 @@ from llmrun.jobs.file_types import file_type_named
 from llmrun.jobs.quantizing_projectors import plan_of_projector, quantize_projector
 from llmrun.model.vision.layout import ImageLayout, Rows
 from llmrun.model.vision.projector import read_projector
-from tests.support.vision.projectors import tiny_projector, tiny_text_model
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES
+from tests.support.vision.projectors import TINY_PROJECTORS, tiny_projector, tiny_text_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,13 +99,22 @@ def main() -> int:
         for name in options.cases:
             case = CASES[name]
             paths = _files(case, Path(folder), options.layers)
-            model = tiny_text_model(Path(folder), case.projector, text_width=case.text_width)
+            model = _text_model(case, Path(folder), read_projector(paths[TYPES[0]]))
             for kind in options.types:
                 for threads in options.threads:
                     _measure(f"{name} {kind}", case, read_projector(paths[kind]), model, threads, options.rounds)
             for path in (*paths.values(), model):
                 path.unlink()
     return 0
+
+
+def _text_model(case: Case, folder: Path, projector: ProjectorFile) -> Path:
+    """Write the text model that libmtmd needs."""
+    text = TINY_ARCHITECTURES[TINY_PROJECTORS[case.projector].text]
+    keys = dict(text.keys)
+    if "n_deepstack_layers" in keys:
+        keys["n_deepstack_layers"] = projector.deepstack
+    return tiny_text_model(folder, case.projector, text_width=case.text_width, keys=keys)
 
 
 def _files(case: Case, folder: Path, layers: int | None) -> dict[str, Path]:
