@@ -87,7 +87,7 @@ class GpuSupport(Protocol):
 
 
 class ImageCosts(Struct, frozen=True):
-    """What images cost a model.
+    """The memory and time that a model needs for images.
 
     memory   bytes for the encoder's weights, and for encoding an image of the usual detail
     photo_s  seconds to encode the sample photo, or None if unknown

@@ -42,7 +42,7 @@ _PROMPT: Final = re.compile("processing prompt ([0-9]{1,9})/([0-9]{1,9})")
 
 
 class PromptState(NamedTuple):
-    """What a server has reported about a prompt.
+    """The progress of a prompt, as a server has reported it.
 
     done, total  how many of the prompt's tokens the server has processed, and how many there are; 0 if unknown
     image        the progress of an image, or None

@@ -1,4 +1,4 @@
-"""What all encoders of images have in common: the geometry of an image's patches, and the order of the stages.
+"""The base class of all encoders of images, the geometry of an image's patches, and the loop over the stages.
 
 An encoder turns the patches of an image into rows of features, runs them through the layers of a transformer, and
 merges the rows of neighbouring patches into the rows of embeddings that the text model reads. Its plan is divided into
@@ -113,9 +113,7 @@ class VisionEncoder(ABC):
     def normalized(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the numbers that the encoder reads for pixels of patches, in the same shape."""
         channels = pixels.reshape(len(pixels), 3, -1)
-        return np.stack([self._normalized[channel][channels[:, channel]] for channel in range(3)], 1).reshape(
-            pixels.shape
-        )
+        return self._normalized[np.arange(3)[:, None], channels].reshape(pixels.shape)
 
 
 # Runs a stage for the rows in a slice, given float32[rows, width of the input]. Returns float32[rows, output's width].

@@ -18,6 +18,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.llama.mtmd import Encoder
+
 ROWS = 2048  # of a batch and a micro-batch
 CONTEXT = 2048
 
@@ -76,6 +78,19 @@ class GgmlTensor(ctypes.Structure):
     )
 
 
+def chunk_of_tile(encoder: Encoder, tile: NDArray[np.uint8]) -> tuple[Any, int]:
+    """Return libmtmd's chunk for a tile, uint8[height, width, 3], and the number of its rows."""
+    mtmd = encoder._mtmd
+    data = tile.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    bitmap = mtmd.mtmd_bitmap_init(tile.shape[1], tile.shape[0], data)  # copies the pixels
+    chunks = mtmd.mtmd_input_chunks_init()
+    part = mtmd.mtmd_input_part(None, bitmap)
+    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+    assert mtmd.mtmd_tokenize_from_parts(encoder._context, chunks, parts, 1, False) == 0
+    chunk, count = encoder._tile(chunks)
+    return chunk, int(count)
+
+
 def _main(model: str, projector: str, image: str, results: str, most_rows: str, *texts: str) -> None:
     from llmrun.backends.llama.mtmd import Encoder
     from llmrun.backends.llama.worker import declarations
@@ -105,14 +120,8 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str, 
     context = llama.llama_init_from_model(loaded, settings)
     encoder = Spy(llama, log, lambda: False)
     assert encoder.open(projector, loaded, 1, False, int(most_rows))
-    mtmd, tile = encoder._mtmd, np.load(image)
-    data = tile.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    bitmap = mtmd.mtmd_bitmap_init(tile.shape[1], tile.shape[0], data)
-    chunks = mtmd.mtmd_input_chunks_init()
-    part = mtmd.mtmd_input_part(None, bitmap)
-    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
-    assert mtmd.mtmd_tokenize_from_parts(encoder._context, chunks, parts, 1, False) == 0
-    chunk, count = encoder._tile(chunks)
+    mtmd = encoder._mtmd
+    chunk, count = chunk_of_tile(encoder, np.load(image))
     before, after = ([int(token) for token in text.split(",")] for text in texts)
     _decode(llama, context, before, 0)
     end = ctypes.c_int32(0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tests.support.vision.mtmd_oracle import GgmlTensor
+from tests.support.vision.mtmd_oracle import GgmlTensor, chunk_of_tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,7 +81,7 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str) 
     parameters.n_gpu_layers = 0
     loaded = llama.llama_model_load_from_file(model.encode(), parameters)
     encoder = Spy(llama, log, lambda: False)
-    mtmd, tile = encoder._mtmd, np.load(image)
+    mtmd = encoder._mtmd
     defaults = mtmd.mtmd_context_params_default
 
     def without_flash_attention() -> Any:
@@ -93,12 +93,7 @@ def _main(model: str, projector: str, image: str, results: str, most_rows: str) 
     mtmd.mtmd_context_params_default = without_flash_attention
     if not encoder.open(projector, loaded, 1, False, int(most_rows)):
         raise RuntimeError("libmtmd cannot open the projector")
-    bitmap = mtmd.mtmd_bitmap_init(tile.shape[1], tile.shape[0], tile.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
-    chunks = mtmd.mtmd_input_chunks_init()
-    part = mtmd.mtmd_input_part(None, bitmap)
-    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
-    assert mtmd.mtmd_tokenize_from_parts(encoder._context, chunks, parts, 1, False) == 0
-    chunk, count = encoder._tile(chunks)
+    chunk, count = chunk_of_tile(encoder, np.load(image))
     assert mtmd.mtmd_encode_chunk(encoder._context, chunk) == 0
     width = llama.llama_model_n_embd_inp(loaded)
     tensors[ROWS] = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(encoder._context), (count, width)).copy()

@@ -1,4 +1,4 @@
-"""What the plans of encoders are made of: matrix products with biases, norms, and attention in two stages per layer.
+"""The parts of encoders' plans: matrix products with biases, norms, and attention in two stages per layer.
 
 In the first stage of a layer, keys and values of all rows are stored; in the second stage, the rows attend to them.
 Kernels need heads whose size is a multiple of 16. Heads of other sizes are padded with zeros, which do not change any

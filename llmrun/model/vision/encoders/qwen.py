@@ -28,7 +28,7 @@ _WINDOW = 112  # side of a window, in pixels
 
 
 class _Qwen(VisionEncoder):
-    """What the models share: patches in the order of the squares that are merged, 2-D RoPE, and an MLP that merges.
+    """The base class: patches in the order of the squares that are merged, 2-D RoPE, and an MLP that merges.
 
     merger_activation  the activation between merged patches
     """
